@@ -51,7 +51,7 @@ def resolution(analysis: Analysis) -> list[str]:
     shares: list[str] = []
     for blocks, share in noise.differences.items():
         template = "{blocks} {x}" if shares else "{blocks} detect a difference of {x}"
-        shares.append(say(template, x=percent(share), blocks=count(blocks, "run")))
+        shares.append(say(template, x=percent(share) if share <= 1 else ">100%", blocks=count(blocks, "run")))
     return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
 
 

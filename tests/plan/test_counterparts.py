@@ -15,6 +15,7 @@ from comparison.methods import Machine, script
 from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
+from comparison.show import tables
 from comparison.show.remarks import resolution, warnings
 from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
@@ -36,7 +37,7 @@ def beside(role, seconds, label="again", **values):
 # ---- a row of no table
 
 
-def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_path):
+def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_path, monkeypatch):
     report = beside(TWIN, SLOWER)
     analysis = analyse(report)
     assert [row.label for row in report.rows] == [entry.label for entry in analysis.rows] == ["SINGLE", "DDP"]
@@ -46,6 +47,8 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9
+    monkeypatch.setattr(tables, "MOST_EPOCHS", 26)
+    assert epoch_table(report, "simple") == ""  # there are 27
 
 
 def test_a_failure_of_it_is_a_failure_and_told():

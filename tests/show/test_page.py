@@ -105,6 +105,13 @@ def test_charts_tell_their_numbers(tmp_path):
     assert len(dots) == 12 and max(float(values["cx"].rstrip("%")) for values in dots) == 100
 
 
+def test_an_exchange_that_no_phase_shows_is_said_to_be_in_others(tmp_path):
+    fsdp = (configuration("fsdp", per_device_batch_size=50), runs("fsdp", (1.0, 1.01, 0.99), count=2, world_size=2))
+    said = "FSDP: exchange is in forward and backward"
+    assert said in " ".join(page_of(report_of(SINGLE, fsdp), tmp_path).texts)
+    assert said not in " ".join(page_of(report_of(SINGLE), tmp_path).texts)
+
+
 def test_what_comes_from_outside_is_text(tmp_path):
     label = "<script>alert(1)</script>"
     report = report_of((configuration("single", command=(label,)), ["failed"]), DDP, dataset=label)

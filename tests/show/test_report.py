@@ -22,7 +22,7 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
-from comparison.show import figures, plots, tables
+from comparison.show import figures, plots, remarks, tables
 from comparison.show.diff import describe_difference
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_html, write_markdown
@@ -130,6 +130,9 @@ def test_the_resolution_comes_first(tmp_path):
     write_markdown(analyse(report), tmp_path / "report.md", [])
     sentence = (tmp_path / "report.md").read_text().partition("## Result\n\n")[2]
     assert f"3 runs detect a difference of {100 * noise.differences[3]:.2g}%" in sentence.partition("\n")[0]
+    wild = analyse(report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 9.0, 0.2)))))
+    assert wild.resolution.differences[3] > 1
+    assert ": 3 runs detect a difference of >100%, " in remarks.resolution(wild)[0]
     assert analyse(ONE_EPOCH).resolution is None
 
 

@@ -12,6 +12,7 @@ from comparison.record import Equivalence
 from comparison.results_file import read_results
 from comparison.show.advice import next_step
 from comparison.show.report import read_proof
+from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
 from tests.fixtures import PROJECT
@@ -110,6 +111,8 @@ def test_a_row_that_must_not_be_used_has_the_reason_in_its_line():
 def test_a_disturbed_ratio_claims_nothing():
     table = terminal_text(analyse(report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5}))).split("\n\n")[2]
     assert "1.67 disturbed" in table and "," not in table
+    results = [row["Result"] for row in answer_rows(analyse(report_of(SINGLE, DDP, foreign_cores={"ddp": 0.9})))]
+    assert results == ["disturbed", "disturbed"]  # and not the fastest
 
 
 def trained(size, seconds):
@@ -149,6 +152,7 @@ def _half(result):
 
 
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
+LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # as long, from start to end
 NEXT = {  # what makes it the most valuable → (a report, what to type or do)
     "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
     "interrupted": (replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5]), "--resume"),
@@ -162,6 +166,7 @@ NEXT = {  # what makes it the most valuable → (a report, what to type or do)
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
     "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
     "nothing": (report_of(SINGLE, DDP, prove=True), None),
+    "a row that is no slower": (report_of((configuration(), runs(first=9.0)), LATE), None),
 }  # fmt: skip
 
 

@@ -60,6 +60,20 @@ def test_nothing_planted_nothing_found():
     )
 
 
+def test_as_many_devices_are_compared_with_the_baseline_and_not_with_ideal_scaling():
+    slower = (configuration("dp"), runs("dp", (2.2, 2.21, 2.19), phases=(1.0, 0.5, 30.0, 40.0, 13.0)))
+    text = verdict(report_of(SINGLE, slower))[1]
+    assert "A step takes 220.0 ms, 20.0 ± " in text and " ms longer than the baseline's (200.0 ms): " in text
+
+
+def test_where_there_is_not_much_room_the_two_largest_parts_are_told():
+    phases = [(1.0, 0.5, 15.0 + noise, 28.0 + noise, 6.5) for noise in (0.0, 0.1, -0.1)]
+    results = [runs("ddp", (1.2,), count=2, phases=own, world_size=2)[0] for own in phases]
+    (told,) = words.where_time_goes(analyse(report_of(SINGLE, (ddp(), results))))
+    assert told.startswith("DDP: a step takes 120.0 ms, 20.0 ± ") and ", smaller parts, " in told
+    assert told.count(" more ") + told.count(" less ") == 2 and "in the backward pass" in told and "update" not in told
+
+
 WAITS = (40.0, 0.5, 20.0, 40.0, 3.0)
 
 
@@ -222,7 +236,7 @@ def test_what_is_said_of_the_row_to_use_and_of_the_others():
 
 def test_a_single_run_recommends_nothing():
     (advice,) = recommendations(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1))
-    assert advice.startswith("Recommendation: none. 1 run per row cannot prove a difference")
+    assert advice.startswith("Recommendation: none. 1 run per row cannot prove a difference; the fastest was “DDP”, ")
     paragraphs = verdict(report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,)))))
     assert paragraphs[1].startswith(
         "DDP: 2.00 times as fast, but too few runs for an interval; 1.00 s instead of 2.00 s"
