@@ -233,7 +233,7 @@ def test_causes_are_proved_from_start_to_end(project, data_root, tmp_path):
     done = project("compare_parallel.py", *flags, "--prove", tiny=False)
     assert done.returncode == 0, done.stdout + done.stderr
     if (tmp_path / PROOF).exists():  # one device waits for its images for a fifth of the time, here as anywhere
-        sentence = "one device, without “waiting for data” (loader resident): data is "
+        sentence = "one device, cause “waiting for data”, rerun with loader resident: data takes "
         assert sentence in " ".join(done.stdout.split())
         shown = "--from", tmp_path / "results.json", "--output-dir", tmp_path / "copy"
         again = project("compare_parallel.py", *shown, tiny=False)
