@@ -74,7 +74,7 @@ def test_the_loss_scale_goes_on_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, ranks, model",  # four ranks of DDP sum in an order that matters; FSDP's three hold uneven shares
+    "script, ranks, model",  # four ranks of DDP sum in an order that matters; FSDP's three hold shards of unequal size
     [("ddp", 2, "mlp"), ("ddp", 4, "lenet"), ("fsdp", 2, "strided"), ("fsdp", 3, "lenet")],
 )
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])

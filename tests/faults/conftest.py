@@ -1,4 +1,4 @@
-"""Every test here injects a fault. FAULTS_JSON=FILE keeps what came of each, for docs/reliability.md."""
+"""Every test here injects a fault. FAULTS_JSON=FILE keeps the results, for docs/reliability.md."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def reported(keep):
 
 @pytest.fixture
 def rejected(project, reported):
-    """Run a command that must end so; return what came of it. The fault is called like the command by default."""
+    """Run a command that must end so; return its result. The fault is named after the command by default."""
 
     def rejected(command, exit_code, message, *flags, fault="", **options):
         done = project(command, *flags, **options)

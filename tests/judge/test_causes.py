@@ -191,7 +191,7 @@ def test_of_what_a_quota_stops_all_that_wanted_a_core_counts_and_what_waits_for_
 
 @pytest.mark.parametrize("few, more", [(22.0, 2.0), (21.0, None), (26.0, 6.0)])
 def test_what_a_small_batch_costs_one_device_too_is_no_fault_of_the_method(few, more):
-    """DDP takes 6 ms more than an even share; one device takes 40 ms for 100 images, and `few` for 50."""
+    """DDP is 6 ms above ideal scaling; one device takes 40 ms for 100 images, and `few` for 50."""
     steps = [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, few))]
     configured, runs = ddp(*[rank(halves(update=10.0))] * 2)
     configured = replace(configured, planned=replace(configured.planned, per_device_batch_size=50))
@@ -202,7 +202,7 @@ def test_what_a_small_batch_costs_one_device_too_is_no_fault_of_the_method(few, 
 
 
 def test_ranks_that_pause_out_of_step_wait_for_one_another_and_not_for_the_exchange():
-    """Each has an even share to do, and sends for 1 ms; each is late by 10 ms in every other step."""
+    """Both do the same work and send for 1 ms; each is 10 ms late in every other step."""
     paused = halves(exchange=6.0, data=halves()["data"] + 5.0)
     ranks = rank(paused, waits=Waits(5.0, {"data": 5.0})), rank(paused, waits=Waits(5.0, {"data": 4.9, "forward": 0.1}))
     causes = judged(single(), ddp(*ranks))

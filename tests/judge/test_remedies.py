@@ -1,4 +1,4 @@
-"""Proof by intervention: which remedy for which cause, what it was predicted to gain, and what came of it."""
+"""Proof by intervention: which remedy for which cause, what gain was predicted, and what was measured."""
 
 from dataclasses import replace
 
