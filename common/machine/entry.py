@@ -57,10 +57,10 @@ def skip_teardown() -> None:
 
 
 def _prepare(as_rank):
-    if not (as_rank and "RANK" in os.environ):
-        for number in (*AFTER_STEP, signal.SIGQUIT):
-            _handle(number, _exit)  # so that every `with` is left in good order
-        sys.unraisablehook = _raise_later
+    is_rank = as_rank and "RANK" in os.environ  # it may be a fork, which has what its parent set
+    for number in (*AFTER_STEP, signal.SIGQUIT):
+        _handle(number, signal.SIG_DFL if is_rank else _exit)  # so that every `with` is left in good order
+    sys.unraisablehook = sys.__unraisablehook__ if is_rank else _raise_later
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import torch
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from common.data.image_set import load_image_set
 from common.engine.checkpoint import content_of, read_checkpoint
@@ -134,6 +134,9 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     if not config.compile:  # then torch, as soon as torchvision is imported, makes no directory for its compiler
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     device = rank_device(config.device, 0, world_size, all_visible=True)
+    how = _start_method()
+    if how == "fork":
+        torch.set_num_threads(1)  # a fork has none of its parent's OpenMP threads, and would wait for them for ever
     check_memory_limit(config, device)
     if device.type == "cpu":  # this process shall hold no memory of a GPU
         check_precision(config, device)
@@ -150,7 +153,8 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
     with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
-        ranks = spawn(_start_rank, (train, config, options, directory, os.getpid()), world_size, join=False)
+        arguments = (train, config, options, directory, os.getpid())
+        ranks = start_processes(_start_rank, arguments, world_size, join=False, start_method=how)
 
         def pass_on(number):
             for process in ranks.processes:
@@ -178,6 +182,11 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 process.join(GRACE_SECONDS)
                 process.kill()  # does nothing to one that has ended
                 process.join()
+
+
+def _start_method():
+    """Fork where PyTorch sees no GPU, as then a rank need not import torch again; CUDA does not survive a fork."""
+    return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
 
 
 def _refuse_too_many(ranks):
