@@ -2,7 +2,8 @@
 
     python -m common.programs.weights reference.pth other.pth
 
-prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics).
+prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics), or why they
+cannot be compared. More pairs of files may follow; the answers are in their order.
 """
 
 import json
@@ -33,11 +34,18 @@ def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
+    files = sys.argv[1:]
+    if not files or len(files) % 2:
         advice = "type: python -m common.programs.weights reference.pth other.pth"
-        raise SuiteError("common.programs.weights compares two files", f"{len(sys.argv) - 1} given", advice, USAGE)
-    reference, other = (torch.load(path, weights_only=True) for path in sys.argv[1:])
-    print(json.dumps({"difference": difference(reference, other)}))
+        raise SuiteError("common.programs.weights compares pairs of files", f"{len(files)} given", advice, USAGE)
+    print(json.dumps([_compared(*pair) for pair in zip(files[::2], files[1::2], strict=True)]))
+
+
+def _compared(*pair):
+    try:
+        return difference(*(torch.load(path, weights_only=True) for path in pair))
+    except SuiteError as error:
+        return str(error)
 
 
 if __name__ == "__main__":
