@@ -143,7 +143,10 @@ def fixed_table(comparisons: int) -> list[dict]:
 
 
 def looks_table(comparisons: int) -> list[dict]:
-    """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks."""
+    """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks.
+
+    A row that is decided is not run again, unless it is the baseline.
+    """
     looks, rows = range(FIRST_LOOK, MOST + 1), []
     confidences = {
         last: look_confidence(
@@ -153,29 +156,33 @@ def looks_table(comparisons: int) -> list[dict]:
     }
     for name, noise in NOISE.items():
         tables = [simulate(noise, seed) for seed in range(comparisons)]
-        judged = [
-            {look: judge(times[:look], confidence) for look, confidence in confidences.items()} for times in tables
-        ]
         for effects in ((1.0,) * (ROWS - 1), MIXED):
-            said = [end_of(by_look, effects) for by_look in judged]
+            ends = [end_of(times.copy(), confidences, effects) for times in tables]
+            said = [words for _, _, words in ends]
             row = {"noise": name, "effects": effects, "comparisons": comparisons}
-            row["blocks"] = sum(end for end, _ in said) / comparisons
-            row["any_false"] = share(any(map(is_false, words, effects)) for _, words in said)
+            row["blocks"] = sum(blocks for blocks, _, _ in ends) / comparisons
+            row["runs"] = sum(runs for _, runs, _ in ends) / comparisons
+            row["any_false"] = share(any(map(is_false, words, effects)) for words in said)
             row["found"] = [None] * len(EFFECTS)
             for place, effect in enumerate(EFFECTS):
                 if effect in effects:
-                    row["found"][place] = share(words[effects.index(effect)] == FASTER for _, words in said)
+                    row["found"][place] = share(words[effects.index(effect)] == FASTER for words in said)
             rows.append(row)
     return rows
 
 
-def end_of(by_look: dict[int, list[Ratio]], effects) -> tuple[int, list[str]]:
-    """Return after which look a comparison ends, as every row is decided, or MOST; and what is said of the rows."""
-    for look, judged in by_look.items():
-        words = [*map(if_true, judged, effects)]
-        if UNDECIDED not in words or look == MOST:
-            return look, words
-    raise ValueError("no look")
+def end_of(times: np.ndarray, confidences: dict[int, float], effects) -> tuple[int, int, list[str]]:
+    """Return the blocks and runs of a comparison that ends when every row is decided, and what is said of the rows.
+
+    times: of all blocks that could be run; those that are not run become nan.
+    """
+    for look, confidence in confidences.items():
+        words = [*map(if_true, judge(times[:look], confidence), effects)]
+        decided = [column for column, said in enumerate(words, start=1) if said != UNDECIDED]
+        times[look:, decided] = np.nan
+        if len(decided) == len(effects):
+            break
+    return look, int(np.isfinite(times[:look]).sum()), words
 
 
 def share(answers) -> float:
@@ -225,7 +232,7 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
     for row in looks:
         differ = "differ" if tuple(row["effects"]) == MIXED else "are equal"
         found = percent(row["any_false"]), *map(percent, row["found"])
-        look_rows.append((row["noise"], differ, f"{row['blocks']:.1f}", *found))
+        look_rows.append((row["noise"], differ, f"{row['blocks']:.1f}", f"{row['runs']:.1f}", *found))
     real_rows = [(number, speed_up, speed_up.words) for number, speed_up in enumerate(judged, start=1)]
     fixed_header = "Noise | Blocks | Any false claim (%) | Coverage (%) | Fastest not ruled out (%)"
     parts = [
@@ -233,9 +240,11 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         "A comparison with any false claim counts once; coverage counts intervals one by one.",
         as_table(" | ".join([fixed_header, *effects]), fixed_rows),
         "The same with a look after every block from the third on, which ends the comparison once all rows are "
-        f"decided, at the latest after {MOST} blocks. Rows that differ are "
+        f"decided, at the latest after {MOST} blocks; a row that is decided is not run again. Rows that differ are "
         f"{', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
-        as_table(" | ".join(["Noise | Rows | Mean blocks | Any false claim (%)", *effects]), look_rows, (0, 1)),
+        as_table(
+            " | ".join(["Noise | Rows | Mean blocks | Mean runs | Any false claim (%)", *effects]), look_rows, (0, 1)
+        ),
         f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
         "comparisons.",
         as_table("Comparison | First ÷ second [95%] | Claim", real_rows, (2,)),

@@ -1,5 +1,6 @@
 """A comparison as data: its settings, its plan, and every run's outcome."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NotRequired, TypedDict
@@ -204,10 +205,24 @@ class Report:
         return say("time per image") if target is None else say("training time to {n:g}%", n=100 * target)
 
     @property
+    def _runs_of_rows(self) -> list[int]:
+        """How many blocks that count have each row that runs."""
+        counted = set(self.whole_blocks) - set(self.set_aside)
+        of_rows = Counter(name for block, name in self.order if block in counted)
+        return [*of_rows.values()] or [0]
+
+    @property
+    def stopped_rows(self) -> bool:
+        """Whether some rows were run less often than others, as they were decided."""
+        return min(self._runs_of_rows) < max(self._runs_of_rows)
+
+    @property
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
-        runs = count(settings["repeats"] or len(self.whole_blocks) - len(self.set_aside), "run")
+        runs = count(settings["repeats"] or max(self._runs_of_rows), "run")
+        if self.stopped_rows:
+            runs = say("{fewest} to {runs}", fewest=min(self._runs_of_rows), runs=runs)
         if self.only_scripts:
             own = [row.configuration.label for row in self.rows if not row.configuration.what_if]
             tried = count(len(self.rows) - len(own), "variant")

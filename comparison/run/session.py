@@ -23,7 +23,7 @@ from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
 from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
 from comparison.run.scripts import ScriptRun, slices_of
-from comparison.run.stopping import expectation, look, wants_block, with_another_block
+from comparison.run.stopping import expectation, look, with_another_block
 from comparison.run.turns import Run, gpu_need, run_once, run_whole, take_turns, why_not_in_turns, with_note
 
 
@@ -134,8 +134,8 @@ def _run_blocks(report, output):
             report = smaller
             continue
         report = look(report, used, longest)
-        if not report.left and wants_block(report, used, longest):
-            report = with_another_block(report)
+        if not report.left:
+            report = with_another_block(report, used, longest)
         write_results(report, output.directory)
         if block in report.disturbed_blocks:
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)

@@ -30,33 +30,58 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
 def look(report: Report, used: float, block_seconds: float) -> Report:
     """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
 
-    used: seconds since its first block began; block_seconds: of another. The last look may take all the error left.
+    used: seconds since its first block began; block_seconds: of another with all rows. The last look may take all the
+    error left.
     """
     budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
     if budget is None or report.settings["margin"] or blocks <= before:
         return report
-    share = 1.0 if used + block_seconds > budget else max(share, used / budget)
-    return replace(report, looks=(*report.looks, (blocks, share)))
+    looked = replace(report, looks=(*report.looks, (blocks, min(1.0, max(share, used / budget)))))
+    if used + _seconds_of(_next_rows(looked), looked, block_seconds) > budget:
+        return replace(report, looks=(*report.looks, (blocks, 1.0)))
+    return looked
 
 
-def wants_block(report: Report, used: float, block_seconds: float) -> bool:
-    """Return whether to run another block: in place of a disturbed one, of SPARE_BLOCKS at most, or within a budget.
-
-    Then until there are as many as the margin needs, or, without one, while any ratio is undecided.
+def with_another_block(report: Report, used: float, block_seconds: float) -> Report:
+    """Return the report with one more block in its order if one is needed: in place of a disturbed one, of SPARE_BLOCKS
+    at most, or within a budget. Then until there are as many as the margin needs, or, without one, while any ratio is
+    undecided, of the rows that it is about: a row that is decided is not run again.
     """
-    whole, budget, margin = len(report.whole_blocks), report.settings["budget"], report.settings["margin"]
+    names = _next_rows(report)
+    if not names or (_spends(report) and used + _seconds_of(names, report, block_seconds) > report.settings["budget"]):
+        return report
+    more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
+    return replace(report, order=(*report.order, *more))
 
-    def lacks(blocks):
-        return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
 
-    if lacks(report.wanted_blocks):
-        return True
-    if budget is not None and used + block_seconds > budget:
-        return False
-    if margin is not None:
-        return lacks(needed_blocks(report, margin))
-    return budget is not None and not all(ratio.decided for ratio in _judged(report))
+def _next_rows(report):
+    """The names of the rows of another block, in the order of the plan; none if there are enough blocks."""
+    able = [row.name for row in report.plan if not row.skip]
+    if _lacks(report, report.wanted_blocks):
+        return able
+    if (margin := report.settings["margin"]) is not None:
+        return able if _lacks(report, needed_blocks(report, margin)) else []
+    if report.settings["budget"] is None:
+        return []
+    undecided = {name for ratio, names in _judged(report) if not ratio.decided for name in names}
+    return [name for name in able if name in undecided]
+
+
+def _lacks(report, blocks):
+    whole = len(report.whole_blocks)
+    return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
+
+
+def _spends(report):
+    """Whether the next block is one of those that a budget limits."""
+    return report.settings["budget"] is not None and not _lacks(report, report.wanted_blocks)
+
+
+def _seconds_of(names, report, block_seconds):
+    """How long a block of these rows takes, if one of all rows takes block_seconds."""
+    took = {outcome.configuration: outcome.wall_seconds for outcome in report.outcomes}
+    return block_seconds * sum(took.get(name, 0.0) for name in names) / sum(took.values())
 
 
 def needed_blocks(report: Report, margin: float) -> int:
@@ -64,16 +89,9 @@ def needed_blocks(report: Report, margin: float) -> int:
 
     C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): widths shrink with the root of their number.
     """
-    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio in _judged(report) if ratio.low]
+    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio, _ in _judged(report) if ratio.low]
     needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]
     return max(report.wanted_blocks, *needed, 0)
-
-
-def with_another_block(report: Report) -> Report:
-    """Return the report with one more block in its order, as make_order goes on."""
-    names = [row.name for row in report.plan if not row.skip]
-    more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
-    return replace(report, order=(*report.order, *more))
 
 
 def _counted(report):
@@ -81,8 +99,16 @@ def _counted(report):
 
 
 def _judged(report):
-    """The ratios that the comparison is to decide."""
+    """The ratios that the comparison is to decide, each with the names of both rows."""
     analysis = analyse(report)
-    ratios = [entry.standing.speed_up for entry in analysis.rows if not entry.is_baseline]
-    ratios += [ratio for sweep in analysis.sweeps if sweep.name != "model" for ratio in sweep.ratios]
-    return list(filter(None, [*ratios, *(pair.ratio for pair in analysis.pairs[BEFORE])]))
+    judged = [
+        (entry.standing.speed_up, (entry.name, entry.standing.baseline.configuration.name))
+        for entry in analysis.rows
+        if entry.standing.baseline and not entry.is_baseline
+    ]
+    for sweep in analysis.sweeps:
+        if sweep.name != "model":
+            first, *others = (entry.name for entry in sweep.rows)
+            judged += [(ratio, (name, first)) for ratio, name in zip(sweep.ratios, others, strict=True)]
+    judged += [(pair.ratio, (pair.row.name, pair.counterpart.configuration.name)) for pair in analysis.pairs[BEFORE]]
+    return [(ratio, names) for ratio, names in judged if ratio]

@@ -171,6 +171,7 @@ def definitions(report: Report) -> list[str]:
         (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
         (on_gpu, sentence("phases on GPU")),
         (report.looks, sentence("looks", n=len(report.looks), p=confidence_of(report))),
+        (report.stopped_rows, sentence("stopped rows")),
         (report.equivalence, sentence("parameter difference")),
     ]
     return [text for said, text in defined if said]

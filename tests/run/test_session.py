@@ -19,7 +19,7 @@ from comparison.results_file import read_results, write_results
 from comparison.run import forecast, session
 from comparison.run.launch import HelperFailed
 from comparison.run.session import continued, only_writer, run_comparison
-from comparison.run.stopping import wants_block
+from comparison.run.stopping import look, with_another_block
 from comparison.show import report as shown
 from comparison.show.remarks import definitions, faults
 from comparison.show.terminal import terminal_text
@@ -430,4 +430,21 @@ def test_the_values_of_a_sweep_are_decided_too(name, value, seconds, wanted):
     values = [{name: {"num_workers": 0, "model": "lenet"}[name]}, {name: value}]
     first, second = (configuration(values=each, **each) for each in values)
     report = report_of((first, runs()), (second, runs(seconds=seconds)), repeats=None, budget=100.0)
-    assert wants_block(report, 30.0, 10.0) == (wanted and name != "model")  # models are told apart by what they learn
+    more = with_another_block(report, 30.0, 10.0).order[len(report.order) :]
+    names = {row.name for row in report.plan} if wanted and name != "model" else set()
+    assert {name for _, name in more} == names  # models are told apart by what they learn
+
+
+def test_a_row_that_is_decided_is_not_run_again():
+    rows = ("single", (2.0, 2.0, 2.0)), ("ddp", (0.02, 0.02, 0.02)), ("fsdp", (2.0, 2.9, 1.4))
+    report = report_of(
+        *((configuration(name), runs(name, seconds)) for name, seconds in rows), repeats=None, budget=100.0
+    )
+    longer = with_another_block(report, 40.0, 30.0)
+    assert {*longer.order[len(report.order) :]} == {(4, "single"), (4, "fsdp")}  # whose block takes 20 s of 30
+    assert with_another_block(report, 85.0, 30.0) == report
+    last, earlier = (look(report, used, 30.0).looks for used in (85.0, 75.0))
+    assert (last, earlier) == (((3, 1.0),), ((3, 0.75),))
+    disturbed = [replace(run, foreign_cores=1.0 if run.block == 2 else 0.0) for run in report.outcomes]
+    again = with_another_block(replace(report, outcomes=tuple(disturbed)), 40.0, 30.0)
+    assert {*again.order[len(report.order) :]} == {(4, "single"), (4, "ddp"), (4, "fsdp")}
