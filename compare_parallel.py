@@ -15,12 +15,12 @@ from common.machine.begin import begin, check_tensorboard
 
 begin(__name__, training=False)
 
+from common.data.fitting import default_loader
 from common.engine.tensorboard import EpochLog
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
-from common.settings.config import FOLDER, RunConfig
 from common.settings.totals import per_process
 from common.words import count
 from comparison.judge.analysis import Analysis, analyse
@@ -74,14 +74,14 @@ def plan_comparison(
 def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[str]:
     """Set --loader where it was left out; return the flags that all rows get, with it.
 
-    Workers starve a GPU. But a folder may be larger than its memory, and workers that were asked for are wanted.
+    It is decided once, for all rows: whether the images fit beside those of all processes of the largest row.
     """
     if arguments.loader:
         return shared_flags
     workers = arguments.num_workers or any("num_workers" in own for _, own in arguments.methods)
-    resident = machine.gpus and not workers and not arguments.dataset.startswith(FOLDER)
-    arguments.loader = "resident" if resident else RunConfig.loader
-    return [*shared_flags, *type_flags({"loader": arguments.loader})] if resident else shared_flags
+    processes = 1 if machine.gpus else max(arguments.nproc or [2])
+    arguments.loader = "workers" if workers else default_loader(arguments, processes, machine.memory)
+    return [*shared_flags, *type_flags({"loader": arguments.loader})]
 
 
 def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[Configuration]:

@@ -1,5 +1,6 @@
 """The methods that are compared, one record of METHODS each: the one place that asks for a method by its name."""
 
+import math
 import os
 import shutil
 import sys
@@ -22,13 +23,15 @@ ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 class Machine:
     """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are.
 
-    nodes: on how many such machines a row runs. bf16: whether it computes faster in bfloat16.
+    nodes: on how many such machines a row runs. bf16: whether it computes faster in bfloat16. memory: bytes that are
+    free on each device.
     """
 
     gpus: int
     cores: float
     nodes: int = 1
     bf16: bool = False
+    memory: float = math.inf
 
 
 @dataclass(frozen=True)

@@ -199,8 +199,8 @@ def parsed(type_in, tmp_path):
 def planned(monkeypatch, tmp_path):
     """planned("--repeats 1", gpus=2): plan a comparison with these flags, on a machine of two cores."""
 
-    def planned(flags="", gpus=0):
-        monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2), {}))
+    def planned(flags="", gpus=0, **machine):
+        monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2, **machine), {}))
         monkeypatch.setattr(compare_parallel, "find_blocks", lambda *_: {})
         monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
         return compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0]

@@ -26,6 +26,11 @@ def read_folder(root: Path, size: int) -> tuple[np.ndarray, ...]:
     return images[order], labels[order], *_decode(test, size), np.array([*train])
 
 
+def count_training_images(root: Path) -> int:
+    """Return how many images there are to train with; 0 where there is no such folder."""
+    return sum(map(len, _by_class(root / "train").values()))
+
+
 def stamp(root: Path, size: int) -> str:
     """Return what tells one content of a folder from another: name, size and modification time of every image."""
     paths = [path for part in _find(root) for paths in part.values() for path in paths]

@@ -175,7 +175,7 @@ def make_loaders(
         what, found = "every rank needs a training image and a test image", f"{fewest} images for {shares} ranks"
         raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
     train_loader: ResidentLoader | DataLoader
-    if config.loader == "resident":
+    if config.loader != "workers":
         augmentation = (config.augment, config.crop_padding)
         train_loader = ResidentLoader(train, image_set, batch_size, device, augmentation, sampler)
     else:

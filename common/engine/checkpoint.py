@@ -71,7 +71,8 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
 def _decisive(config, options):
     """What a run that goes on must have in common with the run that began: not where a network is cut, say."""
     own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout", "split_at")}
-    return {**{name: getattr(config, name) for name in flags_that("decides")}, **own}
+    names = (name for name in flags_that("decides") if name != "loader" or config.loader)  # it may not be known yet
+    return {**{name: getattr(config, name) for name in names}, **own}
 
 
 def _differences(state, now, content, epochs_now, world_size):

@@ -19,12 +19,14 @@ def describe_start(result: RunResult) -> str:
     """What the run runs on, as a block of text for the terminal."""
     config, environment = result.config, result.environment
     place = "per process" if result.data_ranks == result.world_size else "in rank 0"
+    resident = config["loader"] == "resident"
+    loader = "resident" if resident else count(result.workers_per_process, "loader worker")
     note = f"\nNote:          {result.note}" if result.reason else ""
     return (
         f"Method:        {result.method}\n"
         f"Devices:       {', '.join(result.devices)}; {count(result.world_size, 'process', 'es')} x "
         f"{count(result.threads_per_process, 'thread')}; torch {environment['torch']}{note}\n"
-        f"Data set:      {config['dataset']}, {count(result.workers_per_process, 'loader worker')} {place}\n"
+        f"Data set:      {config['dataset']}, {loader} {place}\n"
         f"Batch:         {result.global_batch_size} global, {result.per_device_batch_size} per device\n"
         f"Model:         {config['model']}, {result.parameters:,} parameters, {config['optimizer']}, lr {config['lr']}"
     )

@@ -31,6 +31,7 @@ from common.machine.cores import available_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices, describe_environment, device_name, require_torchvision
 from common.machine.lifetime import tags
+from common.machine.memory import free_memory
 from common.programs.exchange import ALL_REDUCE, broken_exchange
 from common.settings.datasets import DATASETS
 
@@ -191,8 +192,13 @@ def main() -> None:
             found = f"{file.parent} is not the same directory on every machine"
             checks.append(Check("shared files", BAD, found, "name one that all see"))
     if arguments.json:
-        bf16 = speed_up_of(torch.bfloat16, available_devices(arguments.device)[0]) if environment else None
-        print(json.dumps({"checks": [*map(asdict, checks)], "environment": environment, "bf16_speed_up": bf16}))
+        devices = available_devices(arguments.device) if environment else []
+        about = {
+            "environment": environment,
+            "bf16_speed_up": speed_up_of(torch.bfloat16, devices[0]) if devices else None,
+            "free_memory": min(map(free_memory, devices), default=None),
+        }
+        print(json.dumps({"checks": [*map(asdict, checks)], **about}))
     else:
         print(*checks, sep="\n")
     if any(check.status == BAD for check in checks):

@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from common.data.fitting import default_loader, with_loader
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from common.machine.cores import usable_cores
 from common.machine.environment import available_devices
+from common.machine.memory import free_memory
 from common.ranks.agree import tell_all
 from common.ranks.group import Rank
 from common.ranks.lost import plain_cause
@@ -69,6 +71,10 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
         local = _told("LOCAL_RANK"), _told("LOCAL_WORLD_SIZE")
     os.environ.update(LOCAL_RANK=str(local[0]), LOCAL_WORLD_SIZE=str(local[1]))
     device = rank_device(config.device, *local)
+    if config.loader is None:  # what is free may differ
+        own = default_loader(config, len(here) if device.type == "cpu" else 1, free_memory(device))
+        fits = {*tell_all(store, "loader", own, rank, world_size)} == {"resident"}
+        config = with_loader(config, "resident" if fits else "workers")
     return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
 
 

@@ -12,6 +12,7 @@ import psutil
 import torch
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
+from common.data.fitting import default_loader, with_loader
 from common.data.image_set import load_image_set
 from common.engine.checkpoint import content_of, read_checkpoint
 from common.engine.place import Place
@@ -114,13 +115,15 @@ def parse_flags(description: str, flags: dict) -> tuple:
 
 def _train_alone(train, config, options, choose_devices):
     place = Place(choose_devices(config, options))
+    if config.loader is None:
+        config = with_loader(config, default_loader(config, 1, free_memory(place.device)))
     train(prepare_process(config, place.device), options, place)
 
 
 def _train_as_rank(train, config, options, init_method="env://"):
     with name_lost_ranks(options.dist_timeout):
         place, sharing = find_ranks(config, options, init_method)
-        place.config = prepare_process(config, place.device, *sharing)
+        place.config = prepare_process(place.config, place.device, *sharing)
         train(place.config, options, place)
 
 

@@ -27,7 +27,7 @@ from common.settings.totals import check_workers
 FOLDER = "folder:"
 OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
 OWN_MODELS = ((r".+\.py:\w+", "FILE.py:FUNCTION"), (r"torchvision:\w+", "torchvision:NAME"))
-LOADERS = ("workers", "resident")
+LOADERS = ("resident", "workers")
 DEVICES = ("auto", "cpu", "gpu")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
 WITH_MODELS = f"{' | '.join(MODELS)} | torchvision:resnet50 and its like | my_net.py:build"
@@ -72,7 +72,7 @@ class RunConfig:
     """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
 
     `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: what they are then, their
-    help says. docs/flags.md says more of each flag.
+    help says. So is `loader`, until the memory is known: see with_loader(). docs/flags.md says more of each flag.
     """
 
     dataset: str = trains(
@@ -83,8 +83,11 @@ class RunConfig:
     data_root: str = flag("./data", "directory of the data sets (%(default)s)", DIR, by_rank=True)
     data_url: str | None = flag(None, "download the data set from this directory", (str, "URL"), by_rank=True)
     train_size: int | None = trains(None, "use only the first N training images", N)
-    loader: str = trains(
-        "workers", "workers: DataLoader, one image at a time | resident: all images on the device", names(*LOADERS)
+    loader: str | None = trains(
+        None,
+        "resident: all images on the device | workers: DataLoader, one image at a time (resident where it fits into "
+        "memory; workers with --num-workers)",
+        names(*LOADERS),
     )
     num_workers: int | None = flag(
         None,
@@ -250,6 +253,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     late = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
     values["lr_milestones"] = tuple(late if values["lr_milestones"] is None else values["lr_milestones"])
     check_workers(values["loader"], values["num_workers"])
+    if values["num_workers"] is not None:
+        values["loader"] = values["loader"] or "workers"
     if values["loader"] == "resident":
         values["num_workers"] = 0
     config = RunConfig(**{name: values.pop(name) for name in FLAGS})

@@ -18,6 +18,7 @@ class DataSet:
     """One data set; what has a default is known of what is downloaded alone."""
 
     layout: str  # how it is read, or drawn: a name in data.image_set.LAYOUTS or data.synthetic.DRAWN
+    shape: tuple[int, int, int, int]  # (N, H, W, C) of the training images
     model: str  # trained unless --model says otherwise
     fast: Mapping[str, object]  # defaults of --recipe fast
     classes: tuple[str, ...]
@@ -57,6 +58,7 @@ def _idx(folder: str, *md5s: tuple[str, str]) -> tuple[Archive, ...]:
 DATASETS = {
     "cifar10": DataSet(
         layout="cifar",
+        shape=(50_000, 32, 32, 3),
         model="vgg",
         fast=FAST_COLOUR,
         classes=_names("airplane|automobile|bird|cat|deer|dog|frog|horse|ship|truck"),
@@ -81,6 +83,7 @@ DATASETS = {
     ),
     "mnist": DataSet(
         layout="idx",
+        shape=(60_000, 28, 28, 1),
         model="lenet",
         fast=FAST_GREY,
         classes=_names("0 - zero|1 - one|2 - two|3 - three|4 - four|5 - five|6 - six|7 - seven|8 - eight|9 - nine"),
@@ -98,6 +101,7 @@ DATASETS = {
     ),
     "fashion-mnist": DataSet(
         layout="idx",
+        shape=(60_000, 28, 28, 1),
         model="lenet",
         fast=FAST_GREY,
         classes=_names("T-shirt/top|Trouser|Pullover|Dress|Coat|Sandal|Shirt|Sneaker|Bag|Ankle boot"),
@@ -115,10 +119,13 @@ DATASETS = {
     ),
     "synthetic-cifar10": DataSet(
         layout="shapes",
+        shape=(10_000, 32, 32, 3),
         model="vgg",
         fast=FAST_COLOUR,
         classes=_names("disc|square|triangle|star|ring|cross|crescent|hourglass|stripes|checkerboard"),
     ),
-    "synthetic-mnist": DataSet(layout="digits", model="lenet", fast=FAST_GREY, classes=tuple("0123456789")),
+    "synthetic-mnist": DataSet(
+        layout="digits", shape=(10_000, 28, 28, 1), model="lenet", fast=FAST_GREY, classes=tuple("0123456789")
+    ),
 }
 RECIPES = {"fast": {name: known.fast for name, known in DATASETS.items()}}  # what --recipe puts in defaults' place

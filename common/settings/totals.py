@@ -13,7 +13,7 @@ def per_process(flag: str, total: int, world_size: int) -> int:
     return total // world_size
 
 
-def check_workers(loader: str, num_workers: int | None) -> None:
+def check_workers(loader: str | None, num_workers: int | None) -> None:
     """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
     if loader == "resident" and num_workers:
         what, advice = "--loader resident has no workers", "leave out --num-workers, or type --loader workers"

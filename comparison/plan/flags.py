@@ -117,7 +117,7 @@ TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (
 BRIEF = {  # the flags that --help shows, and what it says of those that --help-all says more of
     **dict.fromkeys("epochs max_steps nproc repeats resume output_dir verbose source help help_all".split()),
     "dataset": "cifar10 | mnist | synthetic-mnist | folder:PATH | …",
-    "loader": "workers | resident: all images on the device",
+    "loader": "resident: all images on the device | workers",
     "num_workers": "loader processes, in total",
     "model": "lenet | vgg | resnet8 | my_net.py:build | …",
     "batch_size": "images per step, in total over all devices (128)",
@@ -208,7 +208,6 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     """Return what was typed, and the training flags that every row gets; raise SuiteError (USAGE) for bad values."""
     parser = OneLineParser(description=description, add_help=False)
     add_training_flags(parser, several=True)
-    parser.set_defaults(loader=None)  # until it is known what it feeds: see choose_loader()
     for name, flag in FLAGS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])

@@ -31,7 +31,8 @@ def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machin
     if not environment:
         sys.exit(MACHINE)
     gpus, bf16 = 0 if arguments.device == "cpu" else len(environment["gpus"]), description["bf16_speed_up"]
-    return Machine(gpus, environment["cores"], bf16=bf16 >= FASTER), environment
+    machine = Machine(gpus, environment["cores"], bf16=bf16 >= FASTER, memory=description["free_memory"])
+    return machine, environment
 
 
 def describe(data_root: str, *flags: str) -> dict[str, Any]:

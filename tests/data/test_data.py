@@ -1,6 +1,8 @@
 """Loaders deal out every image once; files are checked before they are used; a download happens once."""
 
 import os
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,8 +12,10 @@ import torch
 from PIL import Image
 from torchvision import datasets, transforms
 
+from common.data import fitting
 from common.data import image_set as data
 from common.data.augment import batch_transform, image_transform, peak_bytes
+from common.data.fitting import default_loader
 from common.data.image_set import PARTS, load_image_set
 from common.data.loaders import EVALUATION_BATCH
 from common.errors import MACHINE, USAGE, SuiteError
@@ -54,8 +58,10 @@ def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device_and_others_every
 
 
 def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
-    assert batches(60, 0, 2, max_steps=2) == batches(60, 0, 2)[:2]
-    assert len(make_loaders(make_image_set(60), make_config(**PLAIN, max_steps=2), CPU)[0]) == 2
+    workers = partial(batches, 60, 0, 2, loader="workers")
+    assert workers(max_steps=2) == workers()[:2]
+    config = make_config(**PLAIN, loader="workers", max_steps=2)
+    assert len(make_loaders(make_image_set(60), config, CPU)[0]) == 2
 
 
 @pytest.mark.parametrize("images, ranks", [(59, 1), (59, 3), (1001, 2), (2000, 3)])
@@ -136,7 +142,7 @@ def test_resident_batches_are_the_workers_batches_image_by_image(channels):
 @AUGMENT
 def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, crop_padding, augment):
     size, image_set = 60, make_image_set(60, channels, random=True, **NORMS[channels])
-    config = make_config(augment=augment, crop_padding=crop_padding, num_workers=0, batch_size=12, seed=5)
+    config = make_config(augment=augment, crop_padding=crop_padding, loader="workers", batch_size=12, seed=5)
     augmentation = image_transform(image_set.image_shape, augment, crop_padding)
     normalize = transforms.Normalize(image_set.mean, image_set.std)
     transform = transforms.Compose([augmentation, transforms.ToTensor(), normalize])
@@ -152,7 +158,7 @@ def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, cr
 
 def test_workers_give_way_to_the_training():
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    loader, _ = make_loaders(make_image_set(60), make_config(num_workers=2, batch_size=12), CPU)
+    loader, _ = make_loaders(make_image_set(60), make_config(loader="workers", num_workers=2, batch_size=12), CPU)
     iterator = iter(loader)
     assert len(list(iterator)) == 5
     assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + 10)] * 2
@@ -202,6 +208,7 @@ def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, req
     config = make_config(dataset=name, data_root=str(tmp_path), loader="resident")
     first, second = load_image_set(config), load_image_set(config)
     assert len(made) == 1 and second.classes == first.classes == DATASETS[name].classes
+    assert (*first.train_images.shape, 1)[:4] == DATASETS[name].shape
     for part in PARTS:
         array, kept = getattr(first, part), getattr(second, part)
         assert np.array_equal(array, kept) and array.dtype == kept.dtype
@@ -209,6 +216,28 @@ def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, req
     (file,) = (tmp_path / "decoded").glob(f"{name}*-test_images.npy")
     file.write_bytes(file.read_bytes()[:-1])
     assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(made) == 2
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    "values, processes, least",  # MiB: 8 times the decoded images of each process
+    [
+        ({"dataset": "mnist"}, 1, 8 * 60_000 * 28 * 28 / MIB),
+        ({"dataset": "cifar10"}, 3, 3 * 8 * 50_000 * 3072 / MIB),
+        ({"dataset": "cifar10", "train_size": 1024}, 2, 48),
+        ({"dataset": "synthetic-cifar10", "train_size": 10**6}, 1, 8 * 10_000 * 3072 / MIB),
+        ({"dataset": "folder:images", "image_size": 128}, 1, 3 * 8 * 3 * 128 * 128 / MIB),
+    ],
+)
+def test_images_are_resident_where_they_fit_with_room_for_all_processes(values, processes, least, monkeypatch):
+    monkeypatch.setattr(fitting, "count_training_images", lambda root: 3)
+    config = make_config(**values)
+    found = [default_loader(config, processes, free * MIB) for free in (least, 0.99 * least)]
+    assert found == ["resident", "workers"]
+    limits = (replace(config, memory_limit=int(free * MIB / processes) + 1) for free in (least, 0.99 * least))
+    assert [default_loader(limited, processes, 1e12) for limited in limits] == found
 
 
 MNISTS = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}

@@ -81,8 +81,25 @@ def test_ranks_that_a_launcher_has_bound_share_with_those_on_the_same_cores(allo
     for rank in range(4):
         for name, value in {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}.items():
             monkeypatch.setenv(name, value)
-        _, found = meet.find_ranks(make_config(), SimpleNamespace(dist_timeout=60.0), "file:///nowhere")
+        _, found = meet.find_ranks(
+            make_config(loader="resident"), SimpleNamespace(dist_timeout=60.0), "file:///nowhere"
+        )
         assert found == sharing[rank] and os.environ["LOCAL_RANK"] == str(rank)
+
+
+@pytest.mark.parametrize(
+    "loaders, expected", [(["resident"] * 2, ("resident", 0)), (["resident", "workers"], ("workers", None))]
+)
+def test_ranks_agree_on_a_loader_where_the_free_memory_differs(loaders, expected, monkeypatch):
+    told = {"place": [["here", [0]], ["there", [0]]], "loader": loaders}
+    monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 2)]))
+    monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
+    monkeypatch.setattr(meet, "tell_all", lambda _store, topic, *_: told[topic])
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    config = make_config(num_workers=None)
+    place, _ = meet.find_ranks(config, SimpleNamespace(dist_timeout=60.0), "file:///nowhere")
+    assert (place.config.loader, place.config.num_workers) == expected
 
 
 def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):

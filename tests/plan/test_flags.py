@@ -30,20 +30,21 @@ def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags
     "gpus, flags, loader",
     [
         (2, "", "resident"),
-        (0, "", "workers"),
+        (0, "", "resident"),
+        (0, "--dataset cifar10 --nproc 8", "workers"),  # 10 GB, of 4
+        (2, "--dataset cifar10 --nproc 2", "resident"),  # a GPU's memory is one process's
         (2, "--loader workers", "workers"),
         (2, "--num-workers 4", "workers"),
         (2, "--methods single:num-workers=2", "workers"),
-        (2, "--dataset folder:images", "workers"),
         (0, "--recipe fast", "resident"),
     ],
 )
-def test_a_comparison_of_gpus_is_none_of_loaders_unless_that_is_asked_for(gpus, flags, loader, planned):
-    report = planned(flags if "--methods" in flags else f"--methods single {flags}", gpus)
+def test_all_rows_have_one_loader_the_resident_one_where_it_fits_unless_workers_are_typed(gpus, flags, loader, planned):
+    report = planned(flags if "--methods" in flags else f"--methods single ddp {flags}", gpus, memory=4e9)
     assert report.settings["loader"] == loader
-    typed = [loader] if (gpus and loader == "resident") or "--loader" in flags else []  # a recipe has it inside
-    command = report.plan[0].command
-    assert [command[place + 1] for place, flag in enumerate(command) if flag == "--loader"] == typed
+    typed = [] if "--recipe" in flags else [loader]  # which has it inside
+    for row in report.plan:
+        assert [row.command[place + 1] for place, flag in enumerate(row.command) if flag == "--loader"] == typed
 
 
 FINE = [  # (GPUs, flags)

@@ -1,0 +1,37 @@
+"""Which loader is used where none was asked for; without torch, as a comparison decides once for all of its rows."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from common.data.folder import DEFAULT_SIZE, count_training_images
+from common.settings.config import FOLDER, RunConfig
+from common.settings.datasets import DATASETS
+
+# How many times the decoded training images must be free in every process. The resident loader needs up to 5.2 times
+# while it pads and mirrors 32 x 32 pixels (augment.peak_bytes()); the rest is left to the network.
+ROOM = 8
+
+
+def default_loader(config: Any, processes: int, free: float) -> str:
+    """Return "resident" if the training images fit into memory, else "workers".
+
+    config: dataset, train_size, image_size and memory_limit. processes: that share `free` bytes of memory.
+    """
+    count, *pixels = _shape(config)
+    needed = processes * ROOM * min(count, config.train_size or count) * math.prod(pixels)
+    return "resident" if needed <= min(free, processes * (config.memory_limit or math.inf)) else "workers"
+
+
+def with_loader(config: RunConfig, loader: str) -> RunConfig:
+    """Return `config` with a loader in place of none, and without workers if it has none."""
+    return replace(config, loader=loader, num_workers=0 if loader == "resident" else config.num_workers)
+
+
+def _shape(config):
+    """(N, H, W, C) of the training images once they are decoded."""
+    if not config.dataset.startswith(FOLDER):
+        return DATASETS[config.dataset].shape
+    size = config.image_size or DEFAULT_SIZE
+    return count_training_images(Path(config.dataset.removeprefix(FOLDER))), size, size, 3
