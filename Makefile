@@ -4,11 +4,11 @@ PYTHON ?= python3
 .PHONY: demo compare docs test test-faults test-slow fuzz benchmark gpu-evidence
 
 compare: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 3 --check-maths
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
 
 # The same in less than a minute, with three methods and few steps.
 demo: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --loader resident --epochs 2 --max-steps 25 \
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --max-steps 25 \
 	  --methods single single-all-cores ddp --repeats 3 --check-maths --output-dir figures/demo
 
 test: .venv/installed-dev

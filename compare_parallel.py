@@ -21,6 +21,7 @@ from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
+from common.machine.sharing import COMPARISON, computing, wait_for_others
 from common.settings.totals import per_process
 from common.words import count
 from comparison.judge.analysis import Analysis, analyse
@@ -177,8 +178,11 @@ def measure(
 def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: Path) -> Report:
     """Run a comparison, or the rest of one, and show it."""
     check_writable(directory, "--output-dir")
+    if others := wait_for_others(arguments.wait):
+        found = f"{' and '.join(map(str, others))} will disturb the times"
+        print(f"warning: {found}; wait for the end, or type e.g. --wait 1h", file=sys.stderr, flush=True)
     report, shared_flags = plan_comparison(arguments, shared_flags, directory)
-    with only_writer(directory):
+    with only_writer(directory), computing(COMPARISON):
         if arguments.resume:
             report = continued(report, directory / "results.json")
         else:

@@ -43,7 +43,7 @@ HIDDEN = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Relative time
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
 SCRIPTS = (  # with a table()
-    *"overhead loaders options peers scaling roofline startup planted_causes sharding decisions proofs".split(),
+    *"overhead loaders options peers scaling roofline startup planted_causes sharding sharing decisions proofs".split(),
     "own_scripts",
 )
 DDP_LENET = (

@@ -24,6 +24,7 @@ from tests.fixtures import PROJECT, child_environment, misfits, small, start_her
 from tests.pretended_gpus import pretended_gpus
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or the threads of a test depend on what runs beside it
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # that a test starts
 

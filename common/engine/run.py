@@ -18,6 +18,7 @@ from common.engine.loop import fit, is_finite, reached, steps_of
 from common.engine.memory import held_to, memory_parts, peak_memory
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
+from common.engine.setup import SharedCores, may_share
 from common.engine.step import in_parts
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
@@ -30,6 +31,7 @@ from common.files.writing import replacing
 from common.machine.entry import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
 from common.machine.memory import free_memory, hold_to
+from common.machine.sharing import TRAINING, computing
 from common.machine.turns import Turns
 from common.models.build import plain_state
 from common.settings.schedules import build_schedule
@@ -49,7 +51,7 @@ def run(context: ParallelContext, train_step, optimizer, loaders, image_set: Ima
     train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED), after the result
     file is written, if training diverged; SystemExit if a signal told it to end, after the checkpoint is.
     """
-    with end_after_step(ctrl_c=config.checkpoint is not None):
+    with end_after_step(ctrl_c=config.checkpoint is not None), computing(TRAINING):
         this = _Run(context, train_step, optimizer, loaders, image_set, config, options)
         begun = this.resume()
         this.announce()
@@ -75,6 +77,9 @@ class _Run:
         context.network.scaler.scale(torch.zeros((), device=self.place.device))  # a stage without a loss has one too
         self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
         self.says = self.first and not config.quiet
+        self.cores = SharedCores(self.say)
+        if may_share(config, self.place.device):
+            self.train_step = self.cores.before(self.train_step)
         self.result = _before(context, config, options)
         self.schedule = build_schedule(optimizer, config, self.steps)
         torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
@@ -142,6 +147,9 @@ class _Run:
                 *training, self.result.epochs, self._after_epoch, begun, before_epoch, after_step, self._end
             )
         found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
+        if self.cores.fewest < self.cores.all:
+            shared = f"it had {self.cores.fewest} of {self.cores.all} threads while other programs used its cores"
+            self.result = replace(self.result, reason="; ".join(filter(None, (self.result.reason, shared))))
         self.result = replace(self.result, epochs=tuple(records), **found, **_judged(records, self.config))
 
     def _after_epoch(self, records):

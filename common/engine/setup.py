@@ -1,18 +1,24 @@
 """What a process sets up before it trains: threads, memory, and whether its device computes in 16 bits."""
 
 import ctypes
+import math
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
+import psutil
 import torch
 
-from common.engine.timing import Stopwatch
+from common.engine.timing import Stopwatch, queue_seconds
 from common.errors import MACHINE, USAGE, SuiteError
-from common.machine.cores import available_cores, bind
+from common.machine.cores import available_cores, bind, usable_cores
 from common.machine.environment import device_name, has_tf32
 from common.models.build import AUTOCAST
 from common.settings.config import RunConfig
+
+CROWDED = 0.25  # threads on average that may wait for a core
 
 
 def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> RunConfig:
@@ -52,6 +58,60 @@ def threads_of(config: RunConfig, processes: int) -> int:
         )
         raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)
     return config.threads or max(1, min(int(available_cores() // processes), most))
+
+
+def may_share(config: RunConfig, device: torch.device) -> bool:
+    """Return whether SharedCores may choose the threads: nobody typed them, compiled code or said how they wait."""
+    typed = config.threads is not None or config.compile or {*os.environ} & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return device.type == "cpu" and not typed
+
+
+class SharedCores:
+    """The threads of a process: fewer while other programs need the cores, such as another training.
+
+    OpenMP's threads spin while they wait for one another: where one has no core, a step takes up to 30 times as long
+    (benchmarks/sharing.py). Once a second: as many fewer as have waited for a core on average, and more again where
+    cores were idle. say: told of each change. fewest: threads that it has had.
+    """
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say, self.all = say, torch.get_num_threads()
+        self.now = self.fewest = self.all
+        self.seen = self._read()
+        self.idle, self.enough = 0, 1  # looks with an idle core in a row, and how many let it take more
+
+    def before(self, train_step: Callable) -> Callable:
+        """Return `train_step` with a look at the cores before it, once in a second."""
+
+        def step(*batch):
+            if time.monotonic() > self.seen[0] + 1:
+                self.look()
+            return train_step(*batch)
+
+        return step
+
+    def look(self) -> None:
+        """Take fewer threads, or more again, by what happened since the last look."""
+        last, self.seen = self.seen, self._read()
+        seconds, waited, idle = (now - then for now, then in zip(self.seen, last, strict=True))
+        self.idle = self.idle + 1 if idle >= 0.9 * seconds else 0
+        waiting = math.ceil(waited / seconds - CROWDED)  # so many threads, on average
+        if waiting > 0 and self.now > 1:
+            self.enough = min(2 * self.enough, 64)  # who takes more than there is waits longer before the next time
+            self._take(max(1, self.now - waiting))
+        elif self.now < self.all and self.idle >= self.enough:
+            self._take(min(self.all, self.now + round(idle / seconds)))
+
+    def _take(self, threads):
+        torch.set_num_threads(threads)
+        self.now, self.fewest, self.idle = threads, min(threads, self.fewest), 0
+        self.say(f"Threads:       {threads} of {self.all}, as other programs use cores too (--threads N keeps N)")
+
+    def _read(self):
+        """Now; for how long the threads have waited for cores, and the cores have been idle, in seconds."""
+        cores = usable_cores()
+        idle = [times.idle for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
+        return time.monotonic(), sum(queue_seconds().values()), sum(idle)
 
 
 def keep_freed_memory() -> None:

@@ -77,19 +77,22 @@ class CoreClock:
 
     def __enter__(self):
         self._throttled = throttled_seconds()
-        self._waited, self._computed = _queue_seconds(), time.process_time()
+        self._waited, self._computed = queue_seconds(), time.process_time()
         return self
 
     def __exit__(self, *_):
         self.cpu_seconds = time.process_time() - self._computed
-        if waited := _queue_seconds():
+        if waited := queue_seconds():
             self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
         stopped = [seconds - self._throttled.get(group, seconds) for group, seconds in throttled_seconds().items()]
         self.throttled_seconds = max(stopped, default=None)
 
 
-def _queue_seconds():
-    """By thread, the second number of Linux's schedstat (kernel: scheduler/sched-stats), which is in nanoseconds."""
+def queue_seconds() -> dict[str, float]:
+    """Return for how long each thread of this process has waited for a core, by its number, where the kernel tells.
+
+    It is the second number of Linux's schedstat (kernel: scheduler/sched-stats), which is in nanoseconds.
+    """
     waited = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without these numbers

@@ -107,7 +107,9 @@ non_negative_int = number(int, lambda value: 0 <= value <= MOST, f"a whole numbe
 positive_float = number(float, _is_positive, "a finite number above 0")
 fraction = number(float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 # "90", "90s", "20m" or "1.5h", in seconds; "3" or "3%", as a share; "800MiB", in bytes
-seconds = number(float, _is_positive, "a time above 0, e.g. 90s, 20m or 2h", {"s": 1, "m": 60, "h": 3600})
+UNITS = {"s": 1, "m": 60, "h": 3600}
+patience = number(float, lambda value: 0 <= value < math.inf, "0, or a time such as 90s, 20m or 2h", UNITS)
+seconds = number(float, _is_positive, "a time above 0, e.g. 90s, 20m or 2h", UNITS)
 percentage = number(
     float, lambda value: 0 < value < 100, "percent above 0 and below 100", {"%": 1}, lambda value: value / 100
 )

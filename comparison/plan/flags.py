@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from common.settings.arguments import OneLineParser, one_of, percentage, positive_float, positive_int, seconds
+from common.settings.arguments import OneLineParser, one_of, patience, percentage, positive_float, positive_int, seconds
 from common.settings.config import FLAGS as TRAINING
 from common.settings.config import (
     add_training_flags,
@@ -26,7 +26,7 @@ from comparison.words import LANGUAGES
 SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
 WITH_SCRIPTS = {  # flags beside --script where there are no --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against"),
+    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
 }
 BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
@@ -111,7 +111,7 @@ def _several_devices(text):
 
 
 # How a value is parsed, and called in --help
-N, MS, POINTS = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P")
+N, MS, POINTS, PATIENCE = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P"), (patience, "TIME")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
 BRIEF = {  # the flags that --help shows, and what it says of those that --help-all says more of
@@ -175,6 +175,7 @@ FLAGS = {
         "percentage points of accuracy that a recommended row may lose to its baseline (1)", POINTS, ACCURACY_MARGIN
     ),
     "timeout": Flag("seconds after which a run is stopped (never)", (positive_float, "S")),
+    "wait": Flag("for others of this suite that compute here, e.g. 1h; 0: not (10m)", PATIENCE, 600.0, kept=False),
     "resume": _switch("continue the interrupted comparison in --output-dir", kept=False),
     "prove": _switch("afterwards, rerun each row without its largest cause, to test the cause"),
     "predict": Flag(

@@ -1,0 +1,112 @@
+"""How much slower does a training become beside another, with threads that spin less, or with fewer?
+
+    python benchmarks/sharing.py
+
+Steps of lenet, batch 128, without a loader, in processes that wait between their turns: alone and two at once, with a
+thread for each core, for several numbers of turns for which OpenMP's threads spin before they sleep (GOMP_SPINCOUNT);
+and with one thread each. Adapted: as many threads as the training scripts choose (SharedCores), after the first second.
+"""
+
+import itertools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+
+import torch
+from measure import PROJECT, Witness, arguments_of, as_table, config_of, median, write
+from roofline import step_of
+
+from common.engine.setup import SharedCores, prepare_process
+from common.machine.entry import run_script
+
+SPINS = {f"spin count {count:,}": {"GOMP_SPINCOUNT": str(count)} for count in (0, 100, 1000, 10_000, 100_000)}
+WAYS = {
+    "default": {},
+    **SPINS,
+    "passive (OMP_WAIT_POLICY)": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "1 thread": {"THREADS": "1"},
+    "adapted": {"THREADS": "adapted"},
+}
+SECONDS, WARM_UP = 0.6, 0.1
+FIRST_LOOK = 1.5  # seconds, after which SharedCores has had one
+
+
+def compute() -> None:
+    """Train whenever a line with the time to begin comes from standard input; print the milliseconds of a step."""
+    device, threads = torch.device("cpu"), os.environ.get("THREADS", "")
+    prepare_process(config_of(threads=int(threads) if threads.isdecimal() else None), device)
+    plain, _ = step_of("lenet", "fp32", device)
+    every, warm_up = torch.get_num_threads(), FIRST_LOOK if threads == "adapted" else WARM_UP
+    for line in itertools.chain(["0"], sys.stdin):
+        time.sleep(max(0.0, float(line) - time.time()))
+        torch.set_num_threads(every)
+        step = SharedCores(lambda text: None).before(plain) if threads == "adapted" else plain
+        begin, times = time.perf_counter(), []
+        while (start := time.perf_counter()) < begin + warm_up + SECONDS:
+            step()
+            times.append((start, time.perf_counter() - start))
+        print(1000 * statistics.mean(seconds for since, seconds in times if since > begin + warm_up), flush=True)
+
+
+def start(way: str) -> subprocess.Popen:
+    """Start a process that computes in this way, and wait until it is ready."""
+    child = subprocess.Popen(
+        [sys.executable, __file__, "compute"],
+        cwd=PROJECT,
+        env={**os.environ, **WAYS[way]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child.stdout.readline()
+    return child
+
+
+def at_once(children: list[subprocess.Popen]) -> float:
+    """Let all compute at the same time; return the mean of their milliseconds per step."""
+    for child in children:
+        child.stdin.write(f"{time.time() + 0.02}\n")
+        child.stdin.flush()
+    return statistics.mean(float(child.stdout.readline()) for child in children)
+
+
+def measured(blocks: int) -> dict[str, dict[str, list[float]]]:
+    """Return way → "alone" and "two at once" → milliseconds per step, block by block."""
+    pairs = {way: [start(way), start(way)] for way in WAYS}
+    turns = {(way, some): pair[:some] for way, pair in pairs.items() for some in (1, 2)}
+    found: dict = {way: {"alone": [], "two at once": []} for way in WAYS}
+    for block in range(blocks):
+        for way, some in random.Random(block).sample(sorted(turns), len(turns)):
+            found[way]["alone" if some == 1 else "two at once"].append(at_once(turns[way, some]))
+    for child in itertools.chain(*pairs.values()):
+        child.stdin.close()
+        child.wait()
+    return found
+
+
+def table(results: dict) -> str:
+    found = results["milliseconds"]
+    alone = statistics.median(found["default"]["alone"])
+    rows = []
+    for way, times in found.items():
+        ratios = (f"{statistics.median(values) / alone:.2f}" for values in times.values())
+        rows.append((way, *(median(values, ".1f") for values in times.values()), *ratios))
+    return as_table("Threads | Alone (ms) | Two at once (ms) | Alone ÷ default | Two at once ÷ default alone", rows)
+
+
+def main() -> None:
+    arguments = arguments_of(__doc__, blocks=5)
+    with Witness() as witness:
+        found = {"milliseconds": measured(arguments.blocks)}
+    write(arguments.output, found, witness)
+    print(table(found))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["compute"]:
+        compute()
+    else:
+        run_script(main)
