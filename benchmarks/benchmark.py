@@ -4,26 +4,33 @@
     python benchmarks/benchmark.py --only overhead loaders
     python benchmarks/benchmark.py --tables
 
-Each is a script of its own beside this one, and leaves a JSON file in figures/benchmark/; --tables only makes the
-tables of those files again. Takes about four hours on 2 CPU cores, three of them those that train to an accuracy.
+Each is a script of its own beside this one, or a comparison, and leaves a JSON file in figures/benchmark/; --tables
+only makes the tables of those files again. None takes longer than --minutes; the same command goes on with those that
+have something left (docs/performance.md has how long each takes).
 """
 
+import json
 import subprocess
 import sys
 
 from measure import PROJECT
+from runs import Runs
 
 from common.errors import FAILED, SuiteError
 from common.machine.cores import whole_cores
 from common.machine.entry import run_script
-from common.settings.arguments import OneLineParser, one_of
+from common.settings.arguments import OneLineParser, one_of, positive_float
+from comparison.run.launch import TIMED_OUT
 from docs import COMPARISONS, SCRIPTS, write
+
+BEGUN, MEASURED = "begun", "measured"
+DIRECTORY = PROJECT / "figures" / "benchmark"
 
 
 def commands(arguments) -> dict[str, list[str]]:
     """Return the command of every benchmark, without the interpreter."""
-    data = ["--data-root", arguments.data_root]
-    lines = {name: [f"benchmarks/{name}.py", *data] for name in SCRIPTS}
+    data, again = ["--data-root", arguments.data_root], ["--anew"] if arguments.anew else []
+    lines = {name: [f"benchmarks/{name}.py", *data, "--minutes", f"{arguments.minutes:g}", *again] for name in SCRIPTS}
     if arguments.example:
         lines["peers"] += ["--example", arguments.example]
     for directory, flags in COMPARISONS.items():
@@ -33,21 +40,50 @@ def commands(arguments) -> dict[str, list[str]]:
     return lines
 
 
+def measure(name: str, command: list[str], minutes: float, begun: bool) -> int:
+    """Run one benchmark; return its exit code, TIMED_OUT if it has something left. begun: by an earlier call."""
+    if name in COMPARISONS:  # which knows no --minutes, but goes on where it was stopped
+        child = subprocess.Popen([sys.executable, *command, *(["--resume"] if begun else [])], cwd=PROJECT)
+        try:
+            return child.wait(60 * minutes)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            child.wait()
+            return TIMED_OUT
+    code, file = subprocess.run([sys.executable, *command], cwd=PROJECT).returncode, DIRECTORY / f"{name}.json"
+    return code or (TIMED_OUT if json.loads(file.read_text(encoding="utf-8"))["left"] else 0)
+
+
 def main() -> None:
     parser = OneLineParser(description=__doc__)
     names = (*SCRIPTS, *COMPARISONS)
     parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME", help=f"{' | '.join(names)} (all)")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only make the tables again")
+    parser.add_argument("--minutes", type=positive_float, default=8.0, metavar="N", help="of each (%(default)g)")
+    parser.add_argument("--anew", action="store_true", help="forget what an earlier call has measured")
     parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example, for peers")
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
+    parser.set_defaults(output=DIRECTORY / "benchmark", timeout=0.0)
     arguments = parser.parse_args()
-    failed = []
-    for name in () if arguments.tables else arguments.only or names:
-        print(f"== {name}", flush=True)
-        if subprocess.run([sys.executable, *commands(arguments)[name]], cwd=PROJECT).returncode:
-            failed.append(name)
+    wanted = [] if arguments.tables else arguments.only or names
+    runs, failed, left = Runs(arguments), [], []
+    for name in wanted:
+        known = runs.lines.get(name, {}).get("value")
+        print(f"== {name}{'' if known != MEASURED else ': measured by an earlier call'}", flush=True)
+        if known == MEASURED:
+            continue
+        runs.keep(name, value=BEGUN)
+        code = measure(name, commands(arguments)[name], arguments.minutes, known == BEGUN)
+        if code:
+            (left if code == TIMED_OUT else failed).append(name)
+        else:
+            runs.keep(name, value=MEASURED)
     write()
     print(f"Tables: docs/performance.md ({', '.join(names)})")
+    if left:
+        print(f"something is left of {', '.join(left)}: the same command goes on")
+    elif not failed:
+        runs.file.unlink(missing_ok=True)
     if failed:
         found, advice = "see above; a target that was not reached counts as failed", f"--only {' '.join(failed)}"
         raise SuiteError(f"failed: {', '.join(failed)}", found, f"run them again with {advice}", FAILED)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measure import Witness, arguments_of, write
+from runs import Runs, arguments_of, benchmark
 
 from common.files.plots import draw_timeline, new_figure, save_figure
 from common.files.results import Span
@@ -77,17 +77,20 @@ def draw(collectives: dict[str, tuple[Span, ...]], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__)
-    with Witness() as witness, temporary_directory() as directory:
+def both_ranks() -> list[dict]:
+    """Return what trace() left of both ranks."""
+    with temporary_directory() as directory:
         torch.multiprocessing.spawn(trace, (directory,), nprocs=2)
-        ranks = [json.loads(Path(directory, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+        return [json.loads(Path(directory, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+
+
+def measured(runs: Runs) -> dict:
+    """Return the spans of every collective, and draw them."""
+    ranks = runs.each({"both ranks": both_ranks})["both ranks"]
     found = {name: spans_of(name, ranks) for name in COLLECTIVES}
-    write(
-        arguments.output, {"collectives": {name: [asdict(s) for s in spans] for name, spans in found.items()}}, witness
-    )
-    print(draw(found, Path(arguments.output).with_suffix(".png")))
+    print(draw(found, runs.output.with_suffix(".png")))
+    return {"collectives": {name: [asdict(span) for span in spans] for name, spans in found.items()}}
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(arguments_of(__doc__), measured))

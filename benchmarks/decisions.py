@@ -11,9 +11,11 @@ that may be used. Scenarios with even seeds were looked at while the rules were 
 import argparse
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from measure import ENVIRONMENT, SETTINGS, Witness, arguments_of, as_table, simulated_run, write
+from measure import ENVIRONMENT, SETTINGS, as_table, simulated_run
+from runs import Runs, arguments_of, benchmark
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RunResult
@@ -285,19 +287,21 @@ def table(results: dict) -> str:
     return as_table(header, lines)
 
 
+def measured(runs: Runs) -> dict:
+    """Return the verdicts in all scenarios."""
+    found = runs.each({f"seed {seed}": partial(judge, seed) for seed in range(runs.arguments.scenarios)})
+    verdicts = [verdict for judged in found.values() for verdict in judged]
+    for verdict in verdicts:
+        if verdict["wrong"]:
+            print(f"seed {verdict['seed']}: {verdict['wrong']}")
+    return {"scenarios": len(found), "verdicts": verdicts}
+
+
 def main() -> None:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--scenarios", type=positive_int, default=200, metavar="N", help="(%(default)s)")
 
-    arguments = arguments_of(__doc__, more=more)
-    with Witness() as witness:
-        verdicts = [verdict for seed in range(arguments.scenarios) for verdict in judge(seed)]
-    for verdict in verdicts:
-        if verdict.wrong:
-            print(f"seed {verdict.seed}: {verdict.wrong}")
-    results = {"scenarios": arguments.scenarios, "verdicts": list(map(vars, verdicts))}
-    print(table(results))
-    write(arguments.output, results, witness)
+    benchmark(arguments_of(__doc__, more=more), measured, table)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from pathlib import Path
 
 import msgspec
 from measure import PROJECT
+from runs import machine_line
 
 from common.files.results import PHASES, RunResult
 from common.files.writing import write_text
 from common.settings.config import FLAGS, RunConfig
+from common.words import count
 from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
@@ -140,8 +142,9 @@ def measured_table(name: str, directory: Path, place: str = "") -> str:
         text, links = importlib.import_module(name).table(results), f"[raw]({place}{name}.json)"
         if results.get("device") == "cpu":  # it had too few GPUs
             where = {**where, "gpus": []}
-    machine = ", ".join([*where["gpus"], f"{where['cores']} cores of {where['cpu']}"])
-    return f"{text}\n\n`{command}` on {machine}, torch {where['torch']} ({links})."
+        if results.get("left"):
+            links += f", {count(results['left'], 'run')} left"
+    return f"{text}\n\n`{command}` on {machine_line(where)} ({links})."
 
 
 def comparison_table(name: str) -> str:
@@ -172,7 +175,7 @@ def memory(name: str) -> str:
 def commands(names: str) -> str:
     """Return what to type to measure some benchmarks again, and where they were."""
     where = read_results(FIGURES / "benchmark" / names.split()[0] / "results.json").environment
-    return f"`python benchmarks/benchmark.py --only {names}` on {where['cores']} cores of {where['cpu']}."
+    return f"`python benchmarks/benchmark.py --only {names}` on {machine_line(where)}."
 
 
 def alarms(blocks: str) -> str:

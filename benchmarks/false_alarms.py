@@ -1,26 +1,29 @@
 """How often does the comparison claim a difference where there is none, and how often does it find one?
 
-    python benchmarks/false_alarms.py --simulated 2000 --real 10 --output-dir figures/false-alarms
+    python benchmarks/false_alarms.py --simulated 2000 --real 10
 
 Simulated: six rows in blocks, in the order that the comparison would choose and judged by its own statistics, with a
 fixed number of blocks and with looks at the data that end it early. Noise of one run after another, which is harder
 than that of rows that take turns. Real: one device, the same short training twice under two names, run and judged as
-the comparison does it. Writes results.json, with every raw time, and summary.md.
+the comparison does it. Writes every raw time to --output, and summary.md beside it.
 """
 
 import argparse
 import json
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from measure import PLANNED, as_table
+from runs import Runs, arguments_of, benchmark
 
 from common.errors import FAILED, SuiteError
-from common.files.writing import check_writable, write_json
+from common.files.writing import write_text
 from common.machine.entry import run_script
-from common.settings.arguments import OneLineParser, non_negative_int, positive_int
+from common.machine.lifetime import temporary_directory
+from common.settings.arguments import non_negative_int, positive_int
 from comparison.judge.measures import run_seconds
 from comparison.judge.statistics import (
     CONFIDENCE,
@@ -120,29 +123,27 @@ def is_kept(times: np.ndarray) -> bool:
     return first == 0 or ratios(times, first, others)[others.index(0)].words not in (FASTER, SLOWER)
 
 
-def fixed_table(comparisons: int) -> list[dict]:
-    """Return false claims, coverage and what is found, for every kind of noise and number of blocks."""
-    rows = []
-    for name, noise in NOISE.items():
-        tables = [simulate(noise, seed) for seed in range(comparisons)]
-        for blocks in BLOCKS:
-            judged = [judge(times[:blocks]) for times in tables]
-            every = [speed_up for group in judged for speed_up in group]
-            rows.append(
-                {
-                    "noise": name,
-                    "blocks": blocks,
-                    "comparisons": comparisons,
-                    "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
-                    "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
-                    "best_kept": share(is_kept(times[:blocks]) for times in tables),
-                    "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
-                }
-            )
+def fixed_rows(name: str, comparisons: int) -> list[dict]:
+    """Return false claims, coverage and what is found, for a kind of noise and every number of blocks."""
+    rows, tables = [], [simulate(NOISE[name], seed) for seed in range(comparisons)]
+    for blocks in BLOCKS:
+        judged = [judge(times[:blocks]) for times in tables]
+        every = [speed_up for group in judged for speed_up in group]
+        rows.append(
+            {
+                "noise": name,
+                "blocks": blocks,
+                "comparisons": comparisons,
+                "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
+                "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
+                "best_kept": share(is_kept(times[:blocks]) for times in tables),
+                "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
+            }
+        )
     return rows
 
 
-def looks_table(comparisons: int) -> list[dict]:
+def looks_rows(name: str, comparisons: int) -> list[dict]:
     """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks.
 
     A row that is decided is not run again, unless it is the baseline.
@@ -154,20 +155,19 @@ def looks_table(comparisons: int) -> list[dict]:
         )
         for last in looks
     }
-    for name, noise in NOISE.items():
-        tables = [simulate(noise, seed) for seed in range(comparisons)]
-        for effects in ((1.0,) * (ROWS - 1), MIXED):
-            ends = [end_of(times.copy(), confidences, effects) for times in tables]
-            said = [words for _, _, words in ends]
-            row = {"noise": name, "effects": effects, "comparisons": comparisons}
-            row["blocks"] = sum(blocks for blocks, _, _ in ends) / comparisons
-            row["runs"] = sum(runs for _, runs, _ in ends) / comparisons
-            row["any_false"] = share(any(map(is_false, words, effects)) for words in said)
-            row["found"] = [None] * len(EFFECTS)
-            for place, effect in enumerate(EFFECTS):
-                if effect in effects:
-                    row["found"][place] = share(words[effects.index(effect)] == FASTER for words in said)
-            rows.append(row)
+    tables = [simulate(NOISE[name], seed) for seed in range(comparisons)]
+    for effects in ((1.0,) * (ROWS - 1), MIXED):
+        ends = [end_of(times.copy(), confidences, effects) for times in tables]
+        said = [words for _, _, words in ends]
+        row = {"noise": name, "effects": effects, "comparisons": comparisons}
+        row["blocks"] = sum(blocks for blocks, _, _ in ends) / comparisons
+        row["runs"] = sum(runs for _, runs, _ in ends) / comparisons
+        row["any_false"] = share(any(map(is_false, words, effects)) for words in said)
+        row["found"] = [None] * len(EFFECTS)
+        for place, effect in enumerate(EFFECTS):
+            if effect in effects:
+                row["found"][place] = share(words[effects.index(effect)] == FASTER for words in said)
+        rows.append(row)
     return rows
 
 
@@ -190,23 +190,20 @@ def share(answers) -> float:
     return float(np.mean(list(answers)))
 
 
-def real_comparisons(count: int, directory: Path) -> list[dict]:
-    """Run one device twice under two names, three blocks, `count` times; return every comparison with its raw times."""
+def real_comparison(seed: int) -> dict:
+    """Run one device twice under two names, three blocks; return the comparison's raw times."""
     (single,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
-    comparisons = []
-    for seed in range(count):
-        order = make_order(list(twins), 3, seed)
-        outcomes = [run_once(twins[name], block, 41 + block, directory) for block, name in order]
-        if trouble := next((outcome for outcome in outcomes if outcome.status != "ok"), None):
-            raise SuiteError("a run failed", trouble.reason, f"see {trouble.log}", FAILED)
-        first, second = (
-            run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
-            for name, twin in twins.items()
-        )
-        comparisons.append({"first_seconds": first, "second_seconds": second, "command": outcomes[0].command})
-        print(f"[{seed + 1}/{count}] {judge_real(comparisons[-1])}", flush=True)
-    return comparisons
+    order = make_order(list(twins), 3, seed)
+    with temporary_directory() as directory:
+        outcomes = [run_once(twins[name], block, 41 + block, Path(directory)) for block, name in order]
+    if trouble := next((outcome for outcome in outcomes if outcome.status != "ok"), None):
+        raise SuiteError("a run failed", trouble.reason, "try it alone", FAILED)
+    first, second = (
+        run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
+        for name, twin in twins.items()
+    )
+    return {"first_seconds": list(first), "second_seconds": list(second), "command": outcomes[0].command}
 
 
 def judge_real(comparison: dict) -> Ratio:
@@ -252,23 +249,37 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def measured(runs: Runs) -> dict:
+    """Return all simulated rows, and the real comparisons, or those that were measured; write the summary."""
+    given = runs.arguments
+    cases = {
+        f"{name}, {what}": partial(simulated, name, given.simulated)
+        for name in NOISE
+        for what, simulated in (("fixed", fixed_rows), ("looks", looks_rows))
+    }
+    real = {f"real {number}": partial(real_comparison, number) for number in range(given.real)}
+    found = runs.each(cases | real)
+    fixed, looks = ([row for name in NOISE for row in found[f"{name}, {what}"]] for what in ("fixed", "looks"))
+    compared = [found[key] for key in real if key in found]
+    if not given.real:
+        compared = json.loads(runs.output.read_text(encoding="utf-8"))["real"]
+    write_text(summary(fixed, looks, compared), runs.output.with_name("summary.md"))
+    return {"drift": DRIFT, "fixed": fixed, "looks": looks, "real": compared}
+
+
+def table(results: dict) -> str:
+    return summary(results["fixed"], results["looks"], results["real"])
+
+
 def main() -> None:
-    parser = OneLineParser(description=__doc__)
-    parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
-    help = "comparisons (%(default)s; 0 keeps those that were measured)"
-    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
-    parser.add_argument("--output-dir", default="figures/false-alarms", metavar="DIR", help="(%(default)s)")
-    arguments = parser.parse_args()
-    directory = Path(arguments.output_dir)
-    check_writable(directory, "--output-dir")
-    fixed, looks = fixed_table(arguments.simulated), looks_table(arguments.simulated)
-    if arguments.real:
-        real = real_comparisons(arguments.real, directory / "runs")
-    else:
-        real = json.loads((directory / "results.json").read_text(encoding="utf-8"))["real"]
-    write_json({"drift": DRIFT, "fixed": fixed, "looks": looks, "real": real}, directory / "results.json")
-    (directory / "summary.md").write_text(summary(fixed, looks, real), encoding="utf-8")
-    print(summary(fixed, looks, real), end="")
+    def more(parser):
+        parser.add_argument(
+            "--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)"
+        )
+        help = "comparisons (%(default)s; 0 keeps those that were measured)"
+        parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
+
+    benchmark(arguments_of(__doc__, more=more, output="figures/false-alarms/results.json"), measured, table)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ The first, where there is a network, packs what the other machine lacks: package
 second, there, needs no network and no development tools. It runs the steps that fit into so many minutes, those first
 that it has not tried, into figures/gpu-NAME/, which has a report.md; and packs that after every step, into three files
 of 16 MiB at most. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks one in another copy of the project, also in
-one where the same command is to go on. A comparison goes on where its time was over; any other step starts anew.
+one where the same command is to go on. What was stopped goes on, but for the tests.
 """
 
 import json

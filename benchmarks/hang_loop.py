@@ -10,16 +10,16 @@ waits for another longer than --dist-timeout ends its start, with its number.
 import multiprocessing
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from measure import PROJECT, Witness, arguments_of, write
+from measure import PROJECT
+from runs import Runs, arguments_of, benchmark
 
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
-from common.machine.lifetime import end_with_parent
+from common.machine.lifetime import end_with_parent, temporary_directory
 from common.settings.arguments import non_negative_int, positive_float, positive_int
 
 
@@ -44,6 +44,27 @@ def start(arguments, directory: str, number: int) -> dict:
     return {"schedule": schedule, "stages": stages, **ended}
 
 
+def start_together(arguments, directory: str, numbers: range) -> list[dict]:
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        return list(pool.map(partial(start, arguments, directory), numbers))
+
+
+def measured(runs: Runs) -> dict:
+    """Return how every start ended."""
+    given = runs.arguments
+    load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(given.load)]
+    for process in load:
+        process.start()
+    try:
+        with temporary_directory() as directory:
+            together = [range(given.starts)[first:][: given.at_once] for first in range(0, given.starts, given.at_once)]
+            rounds = {f"starts {numbers}": partial(start_together, given, directory, numbers) for numbers in together}
+            return {"starts": [training for starts in runs.each(rounds).values() for training in starts]}
+    finally:
+        for process in load:
+            process.kill()
+
+
 def main() -> None:
     def more(parser):
         parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
@@ -53,19 +74,8 @@ def main() -> None:
         parser.add_argument("--at-once", type=positive_int, default=1, metavar="N", help="starts (%(default)s)")
         parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
 
-    arguments, starts = arguments_of(__doc__, more=more), []
-    load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(arguments.load)]
-    for process in load:
-        process.start()
-    try:
-        with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.at_once) as pool:
-            for training in pool.map(partial(start, arguments, directory), range(arguments.starts)):
-                starts.append(training)
-                print(f"[{len(starts)}/{arguments.starts}] {training}", flush=True)
-                write(arguments.output, {"starts": starts}, Witness())
-    finally:
-        for process in load:
-            process.kill()
+    arguments = arguments_of(__doc__, more=more, timeout=900)
+    starts = benchmark(arguments, measured)["starts"]
     if failed := [training for training in starts if training["exit_code"]]:
         what = f"{len(failed)} of {len(starts)} starts did not end well"
         raise SuiteError(what, failed[0]["message"], f"see {arguments.output}", FAILED)

@@ -15,17 +15,19 @@ import itertools
 import random
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from measure import PROJECT, Witness, arguments_of, as_table, call, write
+from measure import PROJECT, as_table, call
 from network import machines, missing
+from runs import Runs, arguments_of, benchmark
 
 from common.errors import FAILED, MACHINE, SuiteError
 from common.machine.entry import run_script
+from common.machine.lifetime import temporary_directory
 from comparison.judge.analysis import analyse
 from comparison.methods import python, script
 from comparison.record import Report
@@ -73,28 +75,31 @@ def flags_of(model: str) -> str:
     return f"--dataset {dataset} --model {model} --batch-size {batch} --train-size {STEPS * batch}"
 
 
-def compare(model: str, path: Path) -> None:
-    """Write to `path` the results.json of a comparison of one device with --project."""
-    with tempfile.TemporaryDirectory() as directory:
+def compare(model: str, path: Path) -> str:
+    """Write to `path`, which is returned, the results.json of a comparison of one device with --project."""
+    with temporary_directory() as directory:
         flags = (
             f"{flags_of(model)} --loader resident --device cpu --epochs 3 --methods single --repeats 2 --project 2 4"
         )
         call("compare_parallel.py", *flags.split(), "--project", "2", "4", "--output-dir", directory)
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(Path(directory, "results.json"), path)
+        return str(shutil.copy(Path(directory, "results.json"), path))
 
 
-def train_over(links, rows: dict, flags: str, blocks: int, directory: Path) -> dict:
-    """Train all rows in turns, epoch by epoch; the link changes after each round.
+def train_over(links, rows: dict, flags: str, block: int) -> dict[str, dict]:
+    """Train all rows in turns, an epoch over each link after one that warms up; the link changes after each round.
 
-    links: gigabits per second and milliseconds. rows: label → script, its own flags, ranks. Returns label → (result,
-    [(gbps, milliseconds, epoch, seconds of a core for the link), …], `blocks` epochs over each link).
+    links: gigabits per second and milliseconds. rows: label → script, its own flags, ranks. Returns label →
+    {"epochs": [(gbps, milliseconds, seconds it trained, seconds of a core for the link), …], "memory_parts": bytes}.
     """
+    with temporary_directory() as directory:
+        return _train_over(links, rows, flags, random.Random(block), Path(directory))
+
+
+def _train_over(links, rows, flags, shuffle, directory):
     if lacking := missing():
         raise SuiteError("machines on this machine", f"it {lacking}", "run it elsewhere", MACHINE)
-    order, shuffle, runs, trained = [links[0]], random.Random(0), {}, {}  # the first epoch warms up
-    for _ in range(blocks):
-        order += shuffle.sample(links, len(links))
+    order, runs, trained = [links[0], *shuffle.sample(links, len(links))], {}, {}  # the first epoch warms up
     flags = f"{flags} --loader resident --device cpu --epochs {len(order)} --threads 1 --quiet"
     work = {label: [] for label in rows}
     with machines(max(ranks for *_, ranks in rows.values())) as network, contextlib.ExitStack() as stack:
@@ -115,8 +120,8 @@ def train_over(links, rows: dict, flags: str, blocks: int, directory: Path) -> d
                     if outcome.status != "ok":
                         raise SuiteError(label, outcome.reason, "try it alone", FAILED)
                     epochs = zip(order, outcome.result.epochs, work[label], strict=True)
-                    found = [(*link, epoch, taken) for link, epoch, taken in epochs]
-                    trained[label] = outcome.result, found[1:]
+                    found = [(*link, epoch.train_seconds, taken) for link, epoch, taken in epochs]
+                    trained[label] = {"epochs": found[1:], "memory_parts": outcome.result.memory_parts}
     return trained
 
 
@@ -199,23 +204,32 @@ def error_table(found: list[Forecast]) -> str:
     return as_table("Network | Machines | Median size of the error | From | To", rows)
 
 
+def all_epochs(blocks: list[dict[str, dict]]) -> dict[str, list]:
+    """Return label → the epochs of all blocks, each of which is what train_over() returned."""
+    return {label: [epoch for block in blocks for epoch in block[label]["epochs"]] for label in blocks[0]}
+
+
+def measured(runs: Runs) -> dict:
+    """Return what links carry, and every network's epochs over each of them; the comparisons lie beside --output."""
+    cases, carried = {}, "what the links carry"
+    for block, model in itertools.product(range(1, runs.arguments.blocks + 1), NETWORKS):
+        if block == 1:
+            cases[f"{model}, one device"] = partial(compare, model, runs.output.with_name(f"links-{model}.json"))
+        cases[f"{model}, block {block}"] = partial(train_over, LINKS, ROWS, flags_of(model), block)
+    found = runs.each({carried: measure_links, **cases})
+    blocks = {model: [value for key, value in found.items() if key.startswith(f"{model}, block")] for model in NETWORKS}
+    seconds = {model: all_epochs(own) for model, own in blocks.items() if own}
+    return {"steps": STEPS, "carried": found[carried], "seconds": seconds}
+
+
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=3)
-    output, seconds = Path(arguments.output), {}
-    with Witness() as witness:
-        carried = measure_links()
-        for model in NETWORKS:
-            print(model, flush=True)
-            compare(model, output.with_name(f"links-{model}.json"))
-            with tempfile.TemporaryDirectory() as directory:
-                trained = train_over(LINKS, ROWS, flags_of(model), arguments.blocks, Path(directory))
-            seconds[model] = {
-                label: [(*link, epoch.train_seconds, taken) for *link, epoch, taken in epochs]
-                for label, (_, epochs) in trained.items()
-            }
-    found = {"steps": STEPS, "carried": carried, "seconds": seconds}
-    write(arguments.output, found, witness)
-    print(step_table(seconds), error_table(all_forecasts(found, output.parent)), sep="\n\n")
+    arguments = arguments_of(__doc__, blocks=3, timeout=900)
+    directory = Path(arguments.output).parent
+
+    def every_link(found: dict) -> str:
+        return f"{step_table(found['seconds'])}\n\n{error_table(all_forecasts(found, directory))}"
+
+    benchmark(arguments, measured, every_link)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,8 @@ def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -
 
 def one_device(model, config: RunConfig, device, sampler=None) -> tuple[ParallelContext, Callable]:
     """Return (context, train_step) of a training on one device, as data_parallel_train.py has them."""
-    loss_function = build_loss(config, model)
+    network = getattr(model, "module", model)
+    loss_function = build_loss(config, network)
 
     def train_step(images, labels, mark):
         images, labels = to_device(images, device), labels.to(device, non_blocking=True)
@@ -187,7 +188,7 @@ def one_device(model, config: RunConfig, device, sampler=None) -> tuple[Parallel
         return loss
 
     sampler = sampler or DistributedSampler(range(1), 1, 0)
-    return ParallelContext("single", Place([device]), sampler, model, model), train_step
+    return ParallelContext("single", Place([device]), sampler, network, model), train_step
 
 
 def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:

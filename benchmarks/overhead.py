@@ -19,7 +19,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, training_of, write
+from measure import as_table, config_of, one_device, paired, training_of
+from runs import Runs, arguments_of, benchmark
 
 from common.engine import loop as engine
 from common.engine.loop import train_one_epoch
@@ -90,38 +91,36 @@ def seconds_of(work, device) -> float:
     return watch.seconds
 
 
-def rivals_of(ours, by_hand, device) -> dict:
-    """Return name → a callable that returns the seconds of both loops, and of ours without phase timing."""
+def with_and_without_phases(ours, device) -> dict:
+    """Return name → a callable that returns the seconds of our loop, and of the same without phase timing."""
 
     def with_timer(timer):
         engine.PhaseTimer = lambda devices: timer  # one for all epochs, as in a run, whose first makes a GPU's events
         return seconds_of(ours, device)
 
-    return {
-        "fit": partial(with_timer, PhaseTimer([device])),
-        "by hand": partial(seconds_of, by_hand, device),
-        "fit, no phases": partial(with_timer, NoTimer([device])),
-    }
+    return {"fit": partial(with_timer, PhaseTimer([device])), "fit, no phases": partial(with_timer, NoTimer([device]))}
 
 
-def end_to_end(batch: int, device, data_root: str, blocks: int) -> dict:
+def end_to_end(batch: int, device, runs: Runs) -> dict:
     """Return the blocks' seconds of training and evaluation."""
     size = batch * STEPS[batch]
-    config = config_of(loader="resident", batch_size=batch, epochs=1, train_size=size, data_root=data_root)
+    given = {"batch_size": batch, "epochs": 1, "train_size": size, "data_root": runs.arguments.data_root}
+    config = config_of(loader="resident", **given)
     ours, image_set, sampler, loaders = training_of(config, device)
-    model, training = build_model(config, image_set).to(device), []  # seconds of the loop by hand without evaluation
+    model = build_model(config, image_set).to(device)
     optimizer = build_optimizer(model.parameters(), config)
 
     def by_hand():
         sampler.set_epoch(1)
-        training.append(seconds_of(partial(train_by_hand, model, optimizer, loaders[0], device), device))
-        evaluate_by_hand(model, loaders[1], device)
+        training = seconds_of(partial(train_by_hand, model, optimizer, loaders[0], device), device)
+        return training, training + seconds_of(partial(evaluate_by_hand, model, loaders[1], device), device)
 
-    timings = interleave(rivals_of(ours, by_hand, device), blocks)
-    return {**timings, "by hand, training alone": training[1:]}
+    timings = runs.interleave({**with_and_without_phases(ours, device), "by hand": by_hand}, f"batch {batch}, ")
+    training, both = zip(*timings["by hand"], strict=True)
+    return {**timings, "by hand": both, "by hand, training alone": training}
 
 
-def direct(device, blocks: int) -> dict:
+def direct(device, runs: Runs) -> dict:
     """Return the blocks' microseconds per step of the loops around nothing but the loss of constant logits."""
     logits = torch.zeros(1, 10, device=device, requires_grad=True)
 
@@ -143,12 +142,13 @@ def direct(device, blocks: int) -> dict:
     real.step()  # or the schedule warns that it is stepped first
     context, train_step = one_device(nothing, config, device)
     ours = partial(train_one_epoch, context, train_step, optimizer, schedule, loader, config)
-    rivals = rivals_of(ours, partial(train_by_hand, nothing, optimizer, loader, device), device)
-    seconds = interleave(rivals, blocks)
+    by_hand = partial(train_by_hand, nothing, optimizer, loader, device)
+    rivals = {**with_and_without_phases(ours, device), "by hand": partial(seconds_of, by_hand, device)}
+    seconds = runs.interleave(rivals, "nothing but the loop, ")
     return {name: [1e6 * value / EMPTY_STEPS for value in values] for name, values in seconds.items()}
 
 
-def observed(blocks: int) -> dict:
+def observed(runs: Runs) -> dict:
     """Return the blocks' microseconds per step of a script that computes next to nothing, observed and alone."""
 
     def run(**variables):
@@ -158,7 +158,7 @@ def observed(blocks: int) -> dict:
     with temporary_directory() as directory:
         Path(directory, "plan.json").write_text(json.dumps({"steps": 1 << 30, "alone": 0.0}), encoding="utf-8")
         watched = {"PYTHONPATH": str(OBSERVER), OBSERVE: directory}
-        return interleave({"observed": partial(run, **watched), "alone": run}, blocks, warm_up=False)
+        return runs.interleave({"observed": partial(run, **watched), "alone": run}, "a script, ", warm_up=False)
 
 
 def table(results: dict) -> str:
@@ -177,22 +177,21 @@ def table(results: dict) -> str:
     return as_table(header, rows)
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__, blocks=15, timed=True)
+def measured(runs: Runs) -> dict:
+    """Return all three: end to end by batch, direct, observed."""
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
-    with Witness() as witness:
-        measured = {
-            "steps": {str(batch): steps for batch, steps in STEPS.items()},
-            "threads": torch.get_num_threads(),
-            "end_to_end_seconds": {
-                str(batch): end_to_end(batch, device, arguments.data_root, arguments.blocks) for batch in STEPS
-            },
-            "direct_microseconds_per_step": direct(device, arguments.blocks),
-            "observed_microseconds_per_step": observed(arguments.blocks),
-        }
-    write(arguments.output, measured, witness)
-    print(table(measured))
+    return {
+        "steps": {str(batch): steps for batch, steps in STEPS.items()},
+        "threads": torch.get_num_threads(),
+        "end_to_end_seconds": {str(batch): end_to_end(batch, device, runs) for batch in STEPS},
+        "direct_microseconds_per_step": direct(device, runs),
+        "observed_microseconds_per_step": observed(runs),
+    }
+
+
+def main() -> None:
+    benchmark(arguments_of(__doc__, blocks=15), measured, table)
 
 
 if __name__ == "__main__":

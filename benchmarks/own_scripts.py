@@ -5,8 +5,8 @@
 For each command, typed where its files are, and each seed, one comparison: the script, the same again, the same with an
 update that takes longer by 5% of a step, with a loader that does, and, of several ranks, with a rank whose update
 takes 10% longer. Each is planted in the script's process, before its first line; how long a step takes without it, one
-run beforehand tells. `--output` gets what was said of each row; what is in it already is kept and not run again, and
-what another program disturbed is left out.
+run beforehand tells. `--output` gets what was said of each row, and keeps what it has of other scripts, as not all may
+be typed in one place; what another program disturbed is left out.
 """
 
 import contextlib
@@ -15,9 +15,11 @@ import json
 import os
 import shlex
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from measure import SETTINGS, Witness, arguments_of, as_table, write
+from measure import SETTINGS, as_table
+from runs import Runs, arguments_of, benchmark
 
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
@@ -155,30 +157,32 @@ def table(results: dict) -> str:
     return as_table("Script | CPU | Step (ms) | Equal rows told apart | Planted: slower | named first", rows)
 
 
+def measured(runs: Runs) -> dict:
+    """Return what was said of these scripts, and what --output has of others."""
+    given, cases = runs.arguments, {}
+    for seed in given.seeds:
+        for text, blocks in zip(given.scripts, itertools.cycle(given.blocks_of_each)):
+            cases[f"{text}, seed {seed}"] = partial(compare, text, seed, blocks)
+    found = list(runs.each(cases).values())
+    if runs.output.exists():
+        kept = json.loads(runs.output.read_text(encoding="utf-8"))["comparisons"]
+        found = [
+            entry for entry in kept if entry["script"] not in {text.partition("=")[0] for text in given.scripts}
+        ] + found
+    comparisons = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in found]
+    return {"comparisons": list(map(asdict, comparisons)), "scores": scores(comparisons)}
+
+
 def main() -> None:
     def more(parser):
         parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
 
         what = "runs of each row, in one comparison of all scripts or of each (6)"
-        parser.add_argument("--blocks", type=int, nargs="+", default=[6], metavar="N", help=what)
+        kept = {"dest": "blocks_of_each", "type": int, "nargs": "+", "default": [6], "metavar": "N"}
+        parser.add_argument("--blocks", **kept, help=what)
 
-    arguments = arguments_of(__doc__, more=more)
-    path, done = Path(arguments.output), []
-    if path.exists():
-        kept = json.loads(path.read_text(encoding="utf-8"))["comparisons"]
-        done = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in kept]
-    for seed in arguments.seeds:
-        for text, blocks in zip(arguments.scripts, itertools.cycle(arguments.blocks)):
-            if any((entry.script, entry.seed) == (text.partition("=")[0], seed) for entry in done):
-                continue
-            with Witness() as witness:
-                found = compare(text, seed, blocks)
-            print(found or f"{text}, seed {seed}: disturbed by another program, does not count", flush=True)
-            if found:
-                done.append(found)
-                write(path, {"comparisons": [asdict(entry) for entry in done], "scores": scores(done)}, witness)
-    print(scores(done))
+    benchmark(arguments_of(__doc__, more=more, timeout=1800), measured, table)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,8 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import (
-    Witness,
-    arguments_of,
-    as_table,
-    config_of,
-    interleave,
-    median,
-    paired,
-    printed_by,
-    training_of,
-    write,
-)
+from measure import as_table, config_of, median, paired, printed_by, training_of
+from runs import Runs, arguments_of, benchmark
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -167,21 +157,9 @@ def table(results: dict) -> str:
     return as_table(f"Loop | {accuracy} | Seconds per epoch, median (range) | ÷ fit, resident [95%]", rows)
 
 
-def main() -> None:
-    def more(parser):
-        parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
-        parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example (left out)")
-        parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
-        parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
-
-    arguments = arguments_of(__doc__, 3, more, timed=True)
-    if arguments.rival:
-        torch.set_num_threads(whole_cores())
-        torch.backends.cudnn.allow_tf32 = False  # or the others would round on a GPU, which fp32 in ours does not
-        seconds, accuracy = RIVALS[arguments.rival](arguments)
-        print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
-        return
-    packages = {fabric: "lightning_fabric", accelerate: "accelerate"}
+def measured(runs: Runs) -> dict:
+    """Return every rival's epochs and accuracies, a run of each in a block."""
+    arguments, packages = runs.arguments, {fabric: "lightning_fabric", accelerate: "accelerate"}
     able = [
         name
         for name, rival in RIVALS.items()
@@ -190,18 +168,30 @@ def main() -> None:
     ]
     flags = ["--epochs", str(arguments.epochs), "--data-root", arguments.data_root]
     flags += ["--example", arguments.example] if arguments.example else []
-    calls = dict.fromkeys(able, 0)
 
     def run(name):
-        calls[name] += 1  # the seed of a block is the same for all
-        return printed_by("benchmarks/peers.py", "--rival", name, "--seed", str(calls[name]), *flags)
+        return printed_by("benchmarks/peers.py", "--rival", name, "--seed", str(runs.block), *flags)
 
-    with Witness() as witness:
-        runs = interleave({name: partial(run, name) for name in able}, arguments.blocks, warm_up=False)
-    measured = {"batch": BATCH, "epochs": arguments.epochs, "threads": whole_cores(), "runs": runs}
-    measured["left_out"] = [name for name in RIVALS if name not in able]
-    write(arguments.output, measured, witness)
-    print(table(measured))
+    found = runs.interleave({name: partial(run, name) for name in able}, warm_up=False)
+    left_out = [name for name in RIVALS if name not in found]
+    return {"batch": BATCH, "epochs": arguments.epochs, "threads": whole_cores(), "runs": found, "left_out": left_out}
+
+
+def main() -> None:
+    def more(parser):
+        parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
+        parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example (left out)")
+        parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
+        parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
+
+    arguments = arguments_of(__doc__, 3, more)
+    if arguments.rival:
+        torch.set_num_threads(whole_cores())
+        torch.backends.cudnn.allow_tf32 = False  # or the others would round on a GPU, which fp32 in ours does not
+        seconds, accuracy = RIVALS[arguments.rival](arguments)
+        print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
+    else:
+        benchmark(arguments, measured, table)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@
 
 For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants, or in the machine)
 run in blocks, in turns, and are judged as every comparison is. `--output` gets what was named, beside what was planted,
-for each plant and seed: those that are in it already are kept and not run again, and what another program disturbed is
-left out. The figure beside it has a line for each plant. Whoever adds a cause adds a plant.
+for each plant and seed; what another program disturbed is left out. The figure beside it has a line for each plant.
+Whoever adds a cause adds a plant. All of them take an hour or two: --minutes 120.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import random
 import subprocess
@@ -20,9 +19,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, as_table, write
+from measure import PLANNED, PROJECT, SETTINGS, as_table
+from runs import Runs, arguments_of, benchmark
 
 from common.errors import FAILED, MACHINE, SuiteError
 from common.files.plots import new_figure, save_figure
@@ -403,28 +404,23 @@ def every_plant(trials: list[Trial]) -> str:
     return as_table(header, rows, (0, 1, 3, 4))
 
 
+def measured(runs: Runs) -> dict:
+    """Return all trials, in the order of the plants, and their scores; print and draw what was named."""
+    cases = itertools.product(runs.arguments.seeds, runs.arguments.plants)
+    found = runs.each({f"{name}, seed {seed}": partial(try_plant, name, seed) for seed, name in cases})
+    trials = read_trials({"trials": found.values()})
+    trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
+    print(every_plant(trials), draw(trials, runs.output.with_suffix(".png")), sep="\n\n", end="\n\n")
+    return {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}
+
+
 def main() -> None:
     def more(parser):
         names = {"type": one_of(PLANTS), "nargs": "+", "default": list(PLANTS), "metavar": "NAME"}
         parser.add_argument("--plants", **names, help="(all)")
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")
 
-    arguments = arguments_of(__doc__, more=more)
-    path = Path(arguments.output)
-    trials = read_trials(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
-    for seed, name in itertools.product(arguments.seeds, arguments.plants):
-        if any((trial.plant, trial.seed) == (name, seed) for trial in trials):
-            continue
-        with Witness() as witness:
-            trial = try_plant(name, seed)
-        print(trial or f"{name}, seed {seed}: disturbed by another program, does not count; run it again", flush=True)
-        if not trial:
-            continue
-        trials.append(trial)
-        trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
-        write(path, {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}, witness)
-    print(every_plant(trials), summary(trials), sep="\n\n")
-    print(draw(trials, path.with_suffix(".png")))
+    benchmark(arguments_of(__doc__, more=more), measured, table)
 
 
 if __name__ == "__main__":

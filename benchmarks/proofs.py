@@ -11,9 +11,11 @@ import argparse
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
-from measure import ENVIRONMENT, SETTINGS, Witness, arguments_of, as_table, simulated_run, write
+from measure import ENVIRONMENT, SETTINGS, as_table, simulated_run
+from runs import Runs, arguments_of, benchmark
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
@@ -130,16 +132,20 @@ def table(results: dict) -> str:
     return as_table("The remedy … | Proofs | Proved | Otherwise", lines, (0, 3))
 
 
+def measured(runs: Runs) -> dict:
+    """Return how often each outcome came about, by kind."""
+    seeds = range(runs.arguments.scenarios)
+    keys = {(kind, seed): f"{kind}, seed {seed}" for seed in seeds for kind in KINDS}
+    found = runs.each({key: partial(outcome_of, *case) for case, key in keys.items()})
+    outcomes = {kind: Counter(found[keys[kind, seed]] for seed in seeds if keys[kind, seed] in found) for kind in KINDS}
+    return {"scenarios": runs.arguments.scenarios, "outcomes": outcomes}
+
+
 def main() -> None:
     def more(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--scenarios", type=positive_int, default=400, metavar="N", help="(%(default)s)")
 
-    arguments = arguments_of(__doc__, more=more)
-    with Witness() as witness:
-        outcomes = {kind: Counter(outcome_of(kind, seed) for seed in range(arguments.scenarios)) for kind in KINDS}
-    results = {"scenarios": arguments.scenarios, "outcomes": outcomes}
-    print(table(results))
-    write(arguments.output, results, witness)
+    benchmark(arguments_of(__doc__, more=more), measured, table)
 
 
 if __name__ == "__main__":

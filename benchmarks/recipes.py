@@ -10,12 +10,14 @@ figures/benchmark/recipes.json; the page rounds them up to minutes.
 import math
 import re
 import shlex
-import tempfile
 import time
+from functools import partial
 
-from measure import PROJECT, Witness, arguments_of, call, write
+from measure import PROJECT, as_table, call
+from runs import Runs, arguments_of, benchmark
 
 from common.machine.entry import run_script
+from common.machine.lifetime import temporary_directory
 
 PAGE = PROJECT / "docs" / "comparison.md"
 ROW = re.compile(r"^\| [^|]+ \| `(--[^`]+)`[^|]* \| (\d+) min \|$", re.MULTILINE)
@@ -31,19 +33,29 @@ def minutes(seconds: float) -> int:
     return math.ceil(seconds / 60)
 
 
+def seconds_of(flags: str, data_root: str) -> float:
+    """Return how long a recipe takes."""
+    start = time.perf_counter()
+    with temporary_directory() as place:
+        call("compare_parallel.py", *shlex.split(flags), "--data-root", data_root, "--output-dir", place)
+    return time.perf_counter() - start
+
+
+def measured(runs: Runs) -> dict:
+    """Return the seconds of every recipe by its flags."""
+    wanted = [flags for flags in recipes(PAGE.read_text(encoding="utf-8")) if runs.arguments.only in flags]
+    return {"seconds": runs.each({flags: partial(seconds_of, flags, runs.arguments.data_root) for flags in wanted})}
+
+
+def table(results: dict) -> str:
+    return as_table("Recipe | Minutes", [(f"`{flags}`", minutes(value)) for flags, value in results["seconds"].items()])
+
+
 def main() -> None:
     def more(parser):
         parser.add_argument("--only", default="", metavar="WORD", help="run the recipes in which it stands (all)")
 
-    arguments, seconds = arguments_of(__doc__, more=more), {}
-    with Witness() as witness:
-        for flags in filter(lambda flags: arguments.only in flags, recipes(PAGE.read_text(encoding="utf-8"))):
-            command, start = ["compare_parallel.py", *shlex.split(flags)], time.perf_counter()
-            with tempfile.TemporaryDirectory() as place:
-                call(*command, "--data-root", arguments.data_root, "--output-dir", place)
-            seconds[flags] = time.perf_counter() - start
-            print(f"{seconds[flags]:6.0f} s, {minutes(seconds[flags])} min: {flags}", flush=True)
-    write(arguments.output, {"seconds": seconds}, witness)
+    benchmark(arguments_of(__doc__, more=more, timeout=900), measured, table)
 
 
 if __name__ == "__main__":

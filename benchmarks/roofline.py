@@ -13,7 +13,8 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, as_table, config_of, interleave, median, paired, write
+from measure import as_table, config_of, median, paired
+from runs import Runs, arguments_of, benchmark
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -106,8 +107,8 @@ def table(results: dict) -> str:
     return f"{as_table(' | '.join(header), rows)}\n\nPeaks, median (range): {', '.join(texts)}."
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5, timed=True)
+def measured(runs: Runs) -> dict:
+    """Return the seconds of every network's step and of the fastest peak of each kind, in turns."""
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
     types = list(TYPES)
@@ -118,22 +119,23 @@ def main() -> None:
         print(f"left out: {error}")
     limits = {key: work for precision in types for key, work in peaks(precision, device).items()}
     steps = {(name, precision): step_of(name, precision, device) for name in NETWORKS for precision in types}
-    works = {**limits, **steps}
-    with Witness() as witness:
-        seconds = interleave({key: partial(shortest, works[key][0], device) for key in works}, arguments.blocks)
+    seconds = runs.interleave({key: partial(shortest, work, device) for key, (work, _) in (limits | steps).items()})
     results = {
         "batch": BATCH,
         "threads": torch.get_num_threads(),
         "networks": {},
         "peaks": {precision: {} for precision in types},
     }
-    measured = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
-    for (precision, kind, size), peak in sorted(measured.items(), key=lambda item: rate_of(item[1])):
+    found = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
+    for (precision, kind, size), peak in sorted(found.items(), key=lambda item: rate_of(item[1])):
         results["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
     for (name, precision), (_, flop) in steps.items():
         results["networks"].setdefault(name, {})[precision] = {"flop": flop, "seconds": seconds[name, precision]}
-    write(arguments.output, results, witness)
-    print(table(results))
+    return results
+
+
+def main() -> None:
+    benchmark(arguments_of(__doc__, blocks=5), measured, table)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,11 @@ group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py set
 the loop without exchange of gradients, and DDP with other settings. All ranks wait for one another in between.
 """
 
-import json
-import os
 import statistics
-import tempfile
 import time
 
-from measure import Witness, arguments_of, as_table, config_of, interleave, one_device, paired, sampler_of, write
+from measure import as_table, config_of, one_device, paired, sampler_of
+from runs import Runs, arguments_of, benchmark
 
 from common.machine.begin import begin
 
@@ -31,9 +29,8 @@ from common.engine.loop import train_one_epoch
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer
 from common.engine.timing import synchronize
-from common.files.writing import write_json
 from common.machine.entry import run_script
-from common.machine.lifetime import end_with_parent
+from common.machine.lifetime import end_with_parent, temporary_directory
 from common.models.build import build_model
 from common.ranks.group import gather, shutdown
 from common.settings.schedules import build_schedule
@@ -106,10 +103,10 @@ def rivals_of(config, image_set, device, rank):
     }, ddp
 
 
-def train_as_rank(rank, arguments, directory, on_gpu):
-    end_with_parent()
+def train_as_rank(rank: int, runs: Runs, directory: str, on_gpu: bool) -> dict:
+    """Return the seconds of every rival, and DDP's own clock; all ranks measure together."""
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    given = {"data_root": arguments.data_root, "batch_size": GLOBAL_BATCH, "max_steps": STEPS, "threads": 1}
+    given = {"data_root": runs.arguments.data_root, "batch_size": GLOBAL_BATCH, "max_steps": STEPS, "threads": 1}
     config = config_of(dataset="cifar10", model="vgg", loader="resident", **given)
     prepare_process(config, device)
     image_set = load_image_set(config)
@@ -117,15 +114,19 @@ def train_as_rank(rank, arguments, directory, on_gpu):
         torch.cuda.set_device(device)
     backend, bound, place = "nccl" if on_gpu else "gloo", device if on_gpu else None, f"file://{directory}/rendezvous"
     dist.init_process_group(backend, place, rank=rank, world_size=RANKS, device_id=bound)
+    runs.as_rank(rank, gather)
     rivals, ddp = rivals_of(config, image_set, device, rank)
-    seconds = interleave(rivals, arguments.blocks)
+    seconds = runs.interleave(rivals)
     logged = ddp._get_ddp_logging_data()  # what DDP itself measures, in nanoseconds, of its first and every 100th step
     parts = ("compute", "comm", "compute_comm_overlap")
     communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in parts}
-    if rank == 0:
-        measured = {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
-        write_json(measured, os.path.join(directory, "measured.json"))
     shutdown()
+    return {"seconds": seconds, "ddp_milliseconds": communication, "device": str(device)}
+
+
+def train_as_other_rank(number: int, *given) -> None:
+    end_with_parent()
+    train_as_rank(number + 1, *given)
 
 
 def table(results: dict) -> str:
@@ -145,15 +146,18 @@ def table(results: dict) -> str:
     )
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__, blocks=11)
+def measured(runs: Runs) -> dict:
     on_gpu = torch.cuda.device_count() >= RANKS
-    with Witness() as witness, tempfile.TemporaryDirectory() as directory:
-        spawn(train_as_rank, (arguments, directory, on_gpu), RANKS)
-        with open(os.path.join(directory, "measured.json")) as file:
-            measured = {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **json.load(file)}
-    write(arguments.output, measured, witness)
-    print(table(measured))
+    with temporary_directory() as directory:
+        others = spawn(train_as_other_rank, (runs, directory, on_gpu), RANKS - 1, join=False, daemon=True)
+        found = train_as_rank(0, runs, directory, on_gpu)
+        while not others.join():
+            pass
+    return {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **found}
+
+
+def main() -> None:
+    benchmark(arguments_of(__doc__, blocks=11), measured, table)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ resnet18, Adam, two ranks with one CPU thread each, on two machines that are net
 """
 
 import statistics
-import tempfile
+from functools import partial
 from pathlib import Path
 
-from links import train_over
+from links import all_epochs, train_over
 from loaders import draw_folder
-from measure import Witness, arguments_of, as_table, paired, write
+from measure import as_table, paired
+from runs import Runs, arguments_of, benchmark
 
 from common.machine.entry import run_script
+from common.machine.lifetime import temporary_directory
 
 MODEL, BATCH, STEPS, RANKS = "resnet18", 16, 2, 2
 LINKS = ((10.0, 0.0), (1.0, 0.0), (0.1, 0.0))  # Gbit/s, milliseconds
@@ -40,24 +42,28 @@ def table(results: dict) -> str:
     return as_table(" | ".join([f"{results['model']}, {results['ranks']} ranks", *parts, *times]), rows)
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__, 5)
-    with Witness() as witness, tempfile.TemporaryDirectory() as directory:
+def measured(runs: Runs) -> dict:
+    """Return the seconds of every way over every link, and the memory of its parts."""
+    with temporary_directory() as directory:
         draw_folder(Path(directory, "images"), STEPS * BATCH)  # few have to be tested
         flags = f"--dataset folder:{directory}/images --data-root {directory} --image-size 32 --model {MODEL}"
-        trained = train_over(LINKS, WAYS, f"{flags} --batch-size {BATCH}", arguments.blocks, Path(directory))
+        train = partial(train_over, LINKS, WAYS, f"{flags} --batch-size {BATCH}")
+        numbers = range(1, runs.arguments.blocks + 1)
+        blocks = list(runs.each({f"block {number}": partial(train, number) for number in numbers}).values())
     seconds = {
         f"{gbps:g} Gbit/s": {
-            name: [epoch.train_seconds for *link, epoch, _ in epochs if link == [gbps, delay]]
-            for name, (_, epochs) in trained.items()
+            name: [trained for *link, trained, _ in epochs if link == [gbps, delay]]
+            for name, epochs in all_epochs(blocks).items()
         }
         for gbps, delay in LINKS
     }
-    parts = {name: result.memory_parts for name, (result, _) in trained.items()}
-    measured = {"model": MODEL, "global_batch": BATCH, "steps": STEPS, "ranks": RANKS, "device": "cpu"}
-    measured |= {"seconds": seconds, "memory_parts": parts}
-    write(arguments.output, measured, witness)
-    print(table(measured))
+    parts = {name: trained["memory_parts"] for name, trained in blocks[0].items()}
+    fixed = {"model": MODEL, "global_batch": BATCH, "steps": STEPS, "ranks": RANKS, "device": "cpu"}
+    return {**fixed, "seconds": seconds, "memory_parts": parts}
+
+
+def main() -> None:
+    benchmark(arguments_of(__doc__, blocks=5, timeout=600), measured, table)
 
 
 if __name__ == "__main__":

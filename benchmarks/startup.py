@@ -9,15 +9,16 @@ included; and how much longer a comparison takes than the sum of its runs.
 """
 
 import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-from measure import Witness, arguments_of, as_table, call, interleave, median, write
+from measure import as_table, call, median
+from runs import Runs, arguments_of, benchmark
 
 from common.files.results import read_result
 from common.machine.entry import run_script
+from common.machine.lifetime import temporary_directory
 from comparison.results_file import read_results
 
 SCRIPTS = {
@@ -78,20 +79,21 @@ def table(results: dict) -> str:
     return as_table(" | Seconds, median (range)", rows)
 
 
-def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5)
-    data_root = os.path.abspath(arguments.data_root)
-    with tempfile.TemporaryDirectory() as directory, Witness() as witness:
+def measured(runs: Runs) -> dict:
+    """Return the seconds of all starts, in turns, and what a comparison costs."""
+    data_root, found = os.path.abspath(runs.arguments.data_root), {}
+    with temporary_directory() as directory:
         scripts = {name: partial(script_seconds, command, data_root, directory) for name, command in SCRIPTS.items()}
-        seconds = interleave({**scripts, BARE: bare_seconds}, arguments.blocks)
-        cost = comparison_cost(data_root, directory)
-    measured = {}
+        seconds = runs.interleave({**scripts, BARE: bare_seconds})
+        cost = runs.each({"a comparison": partial(comparison_cost, data_root, directory)})
     for name in SCRIPTS:
         until, around = zip(*seconds[name], strict=True)
-        measured |= {f"{name}: process start to training": until, f"{name}: all but the training": around}
-    measured = {"startup_seconds": {**measured, BARE: seconds[BARE]}, "comparison": cost}
-    write(arguments.output, measured, witness)
-    print(table(measured))
+        found |= {f"{name}: process start to training": until, f"{name}: all but the training": around}
+    return {"startup_seconds": {**found, BARE: seconds[BARE]}, "comparison": cost["a comparison"]}
+
+
+def main() -> None:
+    benchmark(arguments_of(__doc__, blocks=5), measured, table)
 
 
 if __name__ == "__main__":

@@ -5,25 +5,25 @@
 Ten comparisons as a person runs them (in turns, within a budget, disturbed blocks again) of three rows: one device, the
 same again, and the same with an update that takes longer by 5% of a step. That is planted in the script's process
 (benchmarks/plants); how long a step takes without it, one run beforehand tells. `--output` gets every comparison's
-ratios as they were judged; those that are in it already are kept and not run again, and what another program disturbed
-is left out.
+ratios as they were judged; what another program disturbed is left out. Each takes six minutes: --minutes 70 for all.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from measure import PLANNED, PROJECT, SETTINGS, Witness, arguments_of, write
+from measure import PLANNED, PROJECT, SETTINGS, as_table
+from runs import Runs, arguments_of, benchmark
 
 from common.files.probe import Probe
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
-from common.words import count
+from common.settings.arguments import positive_int
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import run_seconds
@@ -100,26 +100,25 @@ def scores(comparisons: list[Comparison]) -> dict:
     }
 
 
+def measured(runs: Runs) -> dict:
+    """Return all comparisons, and their scores."""
+    seeds = range(1, runs.arguments.comparisons + 1)
+    found = runs.each({f"seed {seed}": partial(compare, seed, runs.arguments.budget) for seed in seeds})
+    comparisons = [Comparison(**entry) for entry in found.values()]
+    return {"comparisons": list(map(vars, comparisons)), "scores": scores(comparisons)}
+
+
+def table(results: dict) -> str:
+    names = [name.replace("_", " ") for name in results["scores"]]
+    return as_table(" | ".join(names), [tuple(results["scores"].values())], left=())
+
+
 def main() -> None:
     def more(parser):
-        parser.add_argument("--comparisons", type=int, default=10, metavar="N", help="(%(default)s)")
+        parser.add_argument("--comparisons", type=positive_int, default=10, metavar="N", help="(%(default)s)")
         parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")
 
-    arguments = arguments_of(__doc__, more=more)
-    path, done = Path(arguments.output), []
-    if path.exists():
-        done = [Comparison(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["comparisons"]]
-    for seed in range(1, arguments.comparisons + 1):
-        if any(comparison.seed == seed for comparison in done):
-            continue
-        with Witness() as witness:
-            comparison = compare(seed, arguments.budget)
-        print(comparison or f"{seed}: disturbed by another program, does not count; run it again", flush=True)
-        if not comparison:
-            continue
-        done.append(comparison)
-        write(path, {"comparisons": [asdict(entry) for entry in done], "scores": scores(done)}, witness)
-    print(count(len(done), "comparison"), scores(done))
+    benchmark(arguments_of(__doc__, more=more, timeout=900), measured, table)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 import contextlib
 import io
 import json
-import math
 import re
 import sys
-import time
 from dataclasses import replace
 
 import benchmark
@@ -16,13 +14,14 @@ import measure
 import options
 import overhead
 import pytest
+import runs
 import torch
 
 import docs
 from common.errors import FAILED, SuiteError
 from comparison.judge import projection
+from tests import reports
 from tests.fixtures import PROJECT
-from tests.reports import report_of, runs
 
 PAGES = "".join(
     (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -57,79 +56,79 @@ def test_a_page_shows_what_one_script_has_and_the_other_has_not(tmp_path, monkey
         assert "<!-- diff data_parallel_train ddp_train -->" in text
 
 
-def test_rivals_take_turns_and_the_first_block_warms_up():
-    calls = []
-
-    def rival(name):
-        return lambda: calls.append(name) or len(calls)
-
-    seconds = measure.interleave({name: rival(name) for name in "abc"}, blocks=4)
-    blocks = [calls[start : start + 3] for start in range(0, 15, 3)]
-    assert all(sorted(block) == ["a", "b", "c"] for block in blocks) and len({*map(tuple, blocks)}) > 1
-    assert [len(values) for values in seconds.values()] == [4, 4, 4]
-    assert min(min(values) for values in seconds.values()) > 3  # nothing of the first block
-    assert [len(values) for values in measure.interleave({"a": rival("a")}, 4, warm_up=False).values()] == [4]
-    drift = [1.0, 2.0, 4.0, 8.0]  # a ratio is taken block by block
+def test_ratios_are_taken_block_by_block():
+    drift = [1.0, 2.0, 4.0, 8.0]
     result = measure.paired([1.1 * value for value in drift], drift)
     assert (result.value, result.low, result.high) == pytest.approx((1.1, 1.1, 1.1))
 
 
-def test_blocks_end_with_the_time_but_two_are_needed(monkeypatch):
-    for end, blocks in ((math.inf, 4), (0.0, 2)):
-        monkeypatch.setattr(measure, "ends", [end])
-        assert [len(values) for values in measure.interleave({"a": int, "b": int}, 4).values()] == [blocks] * 2
-    monkeypatch.setattr(sys, "argv", ["roofline.py", "--minutes", "1"])
-    measure.arguments_of("", blocks=5, timed=True)
-    assert 50 < measure.ends[1] - time.monotonic() < 61
-
-
-def test_the_loops_alone_are_measured(monkeypatch):
+def test_the_loops_alone_are_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["overhead.py", "--output", str(tmp_path / "overhead.json")])
     monkeypatch.setattr(overhead, "EMPTY_STEPS", 3)
     monkeypatch.setattr(overhead.engine, "PhaseTimer", overhead.PhaseTimer)  # which is changed in turns
-    microseconds = overhead.direct(torch.device("cpu"), 2)
+    microseconds = overhead.direct(torch.device("cpu"), runs.Runs(runs.arguments_of("", blocks=2)))
     assert {name: len(values) for name, values in microseconds.items()} == dict.fromkeys(
         ("fit", "by hand", "fit, no phases"), 2
     )
     assert min(map(min, microseconds.values())) > 1
 
 
-def test_real_false_alarms_are_planned_as_a_comparison_is(monkeypatch, tmp_path):
+def test_real_false_alarms_are_planned_as_a_comparison_is(monkeypatch):
     commands = set()
 
     def run_once(row, block, seed, directory):
         commands.add(" ".join(row.command))
-        (outcome,) = report_of((row, runs(seconds=(2.0 + block / 100,)))).outcomes
+        (outcome,) = reports.report_of((row, reports.runs(seconds=(2.0 + block / 100,)))).outcomes
         return replace(outcome, block=block)
 
     monkeypatch.setattr(false_alarms, "run_once", run_once)
-    (comparison,) = false_alarms.real_comparisons(1, tmp_path)
+    comparison = false_alarms.real_comparison(0)
     assert sorted(comparison["first_seconds"]) == sorted(comparison["second_seconds"]) == [2.01, 2.02, 2.03]
     assert false_alarms.judge_real(comparison).words == "practically equal"
     (command,) = commands
     assert "--model lenet --batch-size 128 --num-workers 0 --device cpu --threads 1 --precision fp32" in command
 
 
-def test_a_result_tells_its_machine_and_warns_of_other_programs(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/overhead.py", "--blocks", "3"])
-    witness = measure.Witness()
-    for witness.foreign_cores, warned in ((99.0, "other programs kept 99.0 of"), (0.0, "")):
-        measure.write(tmp_path / "new" / "x.json", {"seconds": 1}, witness)
-        said = capsys.readouterr().err
-        assert warned in said and bool(warned) == bool(said)
-        written = json.loads((tmp_path / "new" / "x.json").read_text())
-        assert written["command"] == "python benchmarks/overhead.py --blocks 3" and written["seconds"] == 1
-        assert written["foreign_cores"] == witness.foreign_cores and written["environment"]["torch"]
-
-
-def test_a_benchmark_that_fails_is_named_and_the_others_run(monkeypatch, tmp_path):
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """call("overhead", ...): run benchmark.py with commands that only note that they ran; returns which did."""
     ran = tmp_path / "ran"
-    commands = {"overhead": ["-c", "raise SystemExit(1)"], "loaders": ["-c", f"open({str(ran)!r}, 'w')"]}
+    commands = {
+        "overhead": ["-c", f"open({str(ran)!r}, 'a').write('overhead ')"],
+        "loaders": ["-c", f"open({str(ran)!r}, 'a').write('loaders '); raise SystemExit(1)"],
+        "ddp-lenet": ["-c", f"import sys, time; open({str(ran)!r}, 'a').write(f'{{sys.argv[1:]}} '); time.sleep(60)"],
+    }
     monkeypatch.setattr(benchmark, "commands", lambda _: commands)
     monkeypatch.setattr(benchmark, "write", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", "--only", "overhead", "loaders"])
-    with pytest.raises(SuiteError, match="failed: overhead; .*--only overhead$") as caught:
-        benchmark.main()
-    assert ran.exists() and caught.value.exit_code == FAILED
+    monkeypatch.setattr(benchmark, "DIRECTORY", tmp_path)
+
+    def call(*names):
+        ran.write_text("")
+        monkeypatch.setattr(sys, "argv", ["benchmark.py", "--minutes", "0.03", "--only", *names])
+        try:
+            benchmark.main()
+        except SuiteError as error:
+            return ran.read_text().strip(), str(error), error.exit_code
+        return ran.read_text().strip(), "", 0
+
+    (tmp_path / "overhead.json").write_text('{"left": 0}')
+    return call
+
+
+def test_a_benchmark_that_fails_is_named_and_alone_is_run_again(call, tmp_path):
+    ran, said, code = call("loaders", "overhead")
+    assert ran == "loaders overhead" and code == FAILED and said.startswith("failed: loaders; ")
+    assert call("loaders", "overhead")[0] == "loaders"  # the other is measured
+    assert call("overhead") == ("overhead", "", 0) and call("overhead")[0] == "overhead"  # nothing was left
+
+
+def test_a_benchmark_that_has_something_left_goes_on(call, tmp_path, capsys):
+    (tmp_path / "overhead.json").write_text('{"left": 3}')
+    assert call("overhead", "ddp-lenet") == ("overhead []", "", 0)
+    assert "something is left of overhead, ddp-lenet" in capsys.readouterr().out
+    (tmp_path / "overhead.json").write_text('{"left": 0}')
+    assert call("overhead", "ddp-lenet") == ("overhead ['--resume']", "", 0)
+    assert call("overhead", "ddp-lenet") == ("['--resume']", "", 0)
 
 
 @pytest.mark.parametrize("kind, others", [("cpu", ["--glibc-defaults"]), ("cuda", ["--glibc-defaults", "--untuned"])])
