@@ -12,12 +12,13 @@ far as it has them. The images of the larger networks are drawn ones, in a folde
 import itertools
 import os
 import statistics
-import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
-from measure import Witness, arguments_of, as_table, config_of, interleave, median, paired, sampler_of, write
+from measure import as_table, config_of, median, paired, sampler_of
+from runs import Runs, arguments_of, benchmark
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
@@ -28,6 +29,7 @@ from common.errors import FAILED, SuiteError
 from common.machine.cores import available_cores, whole_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
+from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_int
 from common.words import count
 from comparison.methods import python, script
@@ -66,7 +68,7 @@ def images_per_second(config, device, threads: int):
     return measure
 
 
-def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
+def alone(runs: Runs) -> dict[str, dict[str, list[float]]]:
     """Return data set → loader → images per second."""
     device, cores, found = available_devices("auto")[0], whole_cores(), {}
     prepare_process(config_of(), device)
@@ -76,9 +78,9 @@ def alone(data_root: str, blocks: int) -> dict[str, dict[str, list[float]]]:
         rivals = {}
         for name, (loader, workers, threads) in ways.items():
             values = {"loader": loader, "num_workers": workers, "train_size": SIZE[loader]}
-            config = config_of(dataset=dataset, data_root=data_root, **values)
+            config = config_of(dataset=dataset, data_root=runs.arguments.data_root, **values)
             rivals[name] = images_per_second(config, device, threads)
-        found[dataset] = interleave(rivals, blocks)
+        found[dataset] = runs.interleave(rivals, f"{dataset}, ")
         rivals.clear()  # ends the workers: what they used then counts as this process's
     return found
 
@@ -136,18 +138,23 @@ def best_by_hand(milliseconds: dict[str, list[float]]) -> str:
     return min(milliseconds.keys() - {DEFAULT}, key=lambda choice: statistics.median(milliseconds[choice]))
 
 
-def all_beside_training(cores: list[int]) -> list[dict]:
+def all_beside_training(runs: Runs) -> list[dict]:
     """Return of every network, number of ranks and of cores: these, and what beside_training() found."""
-    found, devices = [], available_devices("auto")
+    devices, cases = available_devices("auto"), {}
     ranks = (1, 2) if devices[0].type == "cpu" or len(devices) > 1 else (1,)
-    with tempfile.TemporaryDirectory() as directory:
+    with temporary_directory() as directory:
         draw_folder(images := Path(directory, "images"), max(batch * steps for batch, steps in NETWORKS.values()))
-        for model, some, number in itertools.product(NETWORKS, cores, ranks):
-            if number <= some <= available_cores():
-                print(f"{model}, {count(number, 'rank')}, {count(some, 'core')}", flush=True)
-                milliseconds = beside_training(model, number, some, images, Path(directory))
-                found.append({"model": model, "ranks": number, "cores": some, "milliseconds": milliseconds})
-    return found
+        for case in itertools.product(NETWORKS, runs.arguments.cores, ranks):
+            model, cores, number = case
+            if number <= cores <= available_cores():
+                key = f"{model}, {count(number, 'rank')}, {count(cores, 'core')}"
+                cases[key] = case, partial(beside_training, model, number, cores, images, Path(directory))
+        found = runs.each({key: measure for key, (_, measure) in cases.items()})
+    return [
+        {"model": model, "ranks": number, "cores": cores, "milliseconds": found[key]}
+        for key, ((model, cores, number), _) in cases.items()
+        if key in found
+    ]
 
 
 def table(results: dict) -> str:
@@ -169,19 +176,17 @@ def table(results: dict) -> str:
     return f"{alone}\n\nWhile training:\n\n{as_table(header, rows, (0, 4))}"
 
 
+def measured(runs: Runs) -> dict:
+    """Return both: the loaders alone, and beside trainings."""
+    return {"images_per_second": alone(runs), "beside_training": all_beside_training(runs)}
+
+
 def main() -> None:
     def more(parser):
         help = "beside a training (1 2 4)"
         parser.add_argument("--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help=help)
 
-    arguments = arguments_of(__doc__, blocks=11, more=more)
-    with Witness() as witness:
-        measured = {
-            "images_per_second": alone(arguments.data_root, arguments.blocks),
-            "beside_training": all_beside_training(arguments.cores),
-        }
-    write(arguments.output, measured, witness)
-    print(table(measured))
+    benchmark(arguments_of(__doc__, 11, more), measured, table)
 
 
 if __name__ == "__main__":

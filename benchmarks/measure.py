@@ -1,13 +1,9 @@
-"""What the benchmarks share: rivals measured in turn, in blocks of shuffled order, the ratio of two, a table."""
+"""What the benchmarks share: a training and its rivals, programs that are called, the ratio of two, a table."""
 
-import argparse
 import json
-import random
-import shlex
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,15 +22,10 @@ from common.engine.place import ParallelContext, Place  # noqa: E402
 from common.engine.step import build_loss, build_optimizer, to_device  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.results import EpochRecord, RunResult  # noqa: E402
-from common.files.writing import write_json  # noqa: E402
-from common.machine.cores import available_cores  # noqa: E402
-from common.machine.environment import describe_environment  # noqa: E402
 from common.models.build import build_model  # noqa: E402
-from common.settings.arguments import OneLineParser, positive_float, positive_int  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from common.settings.schedules import build_schedule  # noqa: E402
 from comparison.judge.statistics import Ratio, ratios  # noqa: E402
-from comparison.run.turns import busy_seconds, own_seconds  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
 
 # What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.
@@ -93,33 +84,6 @@ def simulated_run(
     )
 
 
-ends: list[float] = []  # of --minutes, on the clock of time.monotonic()
-
-
-def arguments_of(
-    description: str, blocks: int | None = None, more=lambda parser: None, timed: bool = False
-) -> argparse.Namespace:
-    """Parse the flags that every benchmark has, and those that more(parser) adds.
-
-    blocks: how often each rival is measured, unless --blocks says otherwise; None if there are no rivals. timed:
-    whether --minutes can end interleave() before.
-    """
-    parser, output = OneLineParser(description=description), f"figures/benchmark/{Path(sys.argv[0]).stem}.json"
-    if blocks:
-        parser.add_argument("--blocks", type=positive_int, default=blocks, metavar="N", help="(%(default)s)")
-    if timed:
-        help = "then begin no block but the first two"
-        parser.add_argument("--minutes", type=positive_float, metavar="N", help=help)
-    parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--output", default=output, metavar="FILE", help="(%(default)s)")
-    parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    more(parser)
-    arguments = parser.parse_args()
-    if timed and arguments.minutes:
-        ends.append(time.monotonic() + 60 * arguments.minutes)
-    return arguments
-
-
 def config_of(**values) -> RunConfig:
     """Return the RunConfig of a training script without flags, with `values` in the place of its defaults."""
     defaults = vars(script_parser("").parse_args([]))
@@ -139,23 +103,6 @@ def call(*command: str, **options) -> subprocess.CompletedProcess:
 def printed_by(*command: str):
     """Run a command of this Python, and return the JSON that it prints last."""
     return json.loads(call(*command).stdout.splitlines()[-1])
-
-
-def interleave(rivals: dict, blocks: int, warm_up: bool = True) -> dict[str, list]:
-    """Call every rival once per block, in shuffled order, and return what each returned (seconds, mostly).
-
-    warm_up: one more block before the first does not count. Whatever drifts with time hits all alike; compare by
-    paired(). After --minutes of the program, two blocks must do.
-    """
-    shuffle, values = random.Random(0), {name: [] for name in rivals}
-    for block in range(-warm_up, blocks):
-        if block >= 2 and any(time.monotonic() > end for end in ends):
-            break
-        for name in shuffle.sample(list(rivals), len(rivals)):
-            value = rivals[name]()
-            if block >= 0:
-                values[name].append(value)
-    return values
 
 
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
@@ -211,28 +158,3 @@ def training_of(config: RunConfig, device) -> tuple:
         return fit(context, train_step, optimizer, schedule, loaders, config, [], lambda _: None)[0]
 
     return train, image_set, sampler, loaders
-
-
-class Witness:
-    """`with Witness() as witness: ...`: how many cores other programs kept busy meanwhile (None if not known)."""
-
-    foreign_cores: float | None = None
-
-    def __enter__(self):
-        self._start, self._busy, self._own = time.perf_counter(), busy_seconds(), own_seconds()
-        return self
-
-    def __exit__(self, *_):
-        if self._busy is not None:
-            used = busy_seconds() - self._busy - (own_seconds() - self._own)
-            self.foreign_cores = max(0.0, used / (time.perf_counter() - self._start))
-
-
-def write(path: str | Path, measured: dict, witness: Witness) -> None:
-    """Write what was found beside the command and the machine, and warn if something else used the CPU."""
-    cores, foreign = available_cores(), witness.foreign_cores
-    if foreign is not None and foreign > 0.1 * cores:
-        print(f"warning: other programs kept {foreign:.1f} of {cores} cores busy: run it again", file=sys.stderr)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    write_json({"command": command, "environment": describe_environment(), "foreign_cores": foreign, **measured}, path)

@@ -1,26 +1,26 @@
 """What does each way of making one device faster save, for which network and batch?
 
     python benchmarks/options.py
-    python benchmarks/options.py --resume
 
 Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
 not channels-last, an optimizer that is not fused, bfloat16 (with and without channels-last), torch.compile where it
 runs; on a GPU also a step recorded as a CUDA graph. Two cannot be switched within a process, and processes with and
 without them take turns: that glibc keeps freed memory, and on a GPU that cuDNN is tuned, which keeps the plans that it
-has once found. --resume: only the cases that --output has not yet.
+has once found.
 """
 
 import argparse
 import contextlib
 import json
+import random
 import statistics
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
-from measure import Witness, arguments_of, as_table, config_of, interleave, paired, printed_by, write
+from measure import as_table, config_of, paired, printed_by
+from runs import Runs, arguments_of, benchmark
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
@@ -75,7 +75,7 @@ def run_one(arguments) -> dict:
     case, plain = (arguments.case[0], int(arguments.case[1]), device), {"layout": torch.contiguous_format}
     rivals = {"defaults": steps_of(*case)}
     if arguments.glibc_defaults or arguments.untuned:
-        return interleave(rivals, 3)
+        return in_turns(rivals)
     rivals |= {
         "not channels-last": steps_of(*case, **plain),
         "not fused": steps_of(*case, unfused),
@@ -90,7 +90,16 @@ def run_one(arguments) -> dict:
             measure = steps_of(*case, **flags)
             measure()
             rivals[name] = measure
-    return interleave(rivals, 3)
+    return in_turns(rivals)
+
+
+def in_turns(rivals: dict) -> dict[str, list[float]]:
+    """Call every rival in three rounds, in shuffled order, after one that warms up; return what each returned."""
+    shuffle, values = random.Random(0), {name: [] for name in rivals}
+    for _ in range(4):
+        for name in shuffle.sample([*rivals], len(rivals)):
+            values[name].append(rivals[name]())
+    return {name: measured[1:] for name, measured in values.items()}
 
 
 def table(results: dict) -> str:
@@ -103,9 +112,23 @@ def table(results: dict) -> str:
     return as_table(" | ".join(["Network, batch", "Defaults (ms)", *(f"{name} ÷ defaults" for name in names)]), rows)
 
 
+def measured(runs: Runs) -> dict:
+    """Return the milliseconds of every option, one for each process, by network and batch."""
+    flags, cases = {"usual": (), "memory returned": ["--glibc-defaults"]}, {}
+    if available_devices("auto")[0].type == "cuda":
+        flags["cuDNN not tuned"] = ["--untuned"]
+    for network, batch in CASES:
+        command, case = ("benchmarks/options.py", "--case", network, str(batch)), f"{network}, {batch}"
+        processes = {name: partial(printed_by, *command, *some) for name, some in flags.items()}
+        usual, *others = runs.interleave(processes, f"{case}: ", warm_up=False).values()
+        cases[case] = {name: [statistics.median(times[name]) for times in usual] for name in usual[0]}
+        for name, found in zip([*flags][1:], others, strict=True):
+            cases[case][name] = [statistics.median(times["defaults"]) for times in found]
+    return {"threads": whole_cores(), "milliseconds_per_step": cases}
+
+
 def main() -> None:
     def more(parser):
-        parser.add_argument("--resume", action="store_true", help="go on where an earlier call was stopped")
         parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
         for flag in ("--glibc-defaults", "--untuned"):
             parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
@@ -113,28 +136,8 @@ def main() -> None:
     arguments = arguments_of(__doc__, 5, more)
     if arguments.case:
         print(json.dumps(run_one(arguments)))
-        return
-    flags = {"usual": (), "memory returned": ["--glibc-defaults"]}
-    if available_devices("auto")[0].type == "cuda":
-        flags["cuDNN not tuned"] = ["--untuned"]
-    found = {"threads": whole_cores(), "milliseconds_per_step": {}, "foreign_cores": 0.0}
-    if arguments.resume and Path(arguments.output).exists():
-        found = json.loads(Path(arguments.output).read_text(encoding="utf-8"))
-    cases, foreign = found["milliseconds_per_step"], found["foreign_cores"] or 0.0
-    for network, batch in CASES:
-        if (case := f"{network}, {batch}") in cases:
-            continue
-        command = ("benchmarks/options.py", "--case", network, str(batch))
-        with Witness() as witness:
-            processes = {name: partial(printed_by, *command, *some) for name, some in flags.items()}
-            usual, *others = interleave(processes, arguments.blocks, warm_up=False).values()
-        cases[case] = {name: [statistics.median(times[name]) for times in usual] for name in usual[0]}
-        for name, runs in zip([*flags][1:], others, strict=True):
-            cases[case][name] = [statistics.median(times["defaults"]) for times in runs]
-        witness.foreign_cores = foreign = max(foreign, witness.foreign_cores or 0.0)
-        write(arguments.output, {name: found[name] for name in ("threads", "milliseconds_per_step")}, witness)
-        print(case, flush=True)
-    print(table(found))
+    else:
+        benchmark(arguments, measured, table)
 
 
 if __name__ == "__main__":
