@@ -31,8 +31,10 @@ fuzz: .venv/installed-dev
 	.venv/bin/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
 
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
+# MINUTES of each (8); what was stopped goes on, but with ANEW=1
 benchmark: .venv/installed-dev
-	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE))
+	.venv/bin/python benchmarks/benchmark.py $(if $(EXAMPLE),--example $(EXAMPLE)) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  $(if $(ANEW),--anew)
 
 # What the pages hold of code and results: schemas and tables, written anew.
 docs: .venv/installed-dev

@@ -150,7 +150,8 @@ def measured_table(name: str, directory: Path, place: str = "") -> str:
 def comparison_table(name: str) -> str:
     """Return the table of a comparison, or those of its sweeps."""
     analysis = analyse(read_results(FIGURES / name / "results.json"))
-    return "\n\n".join(sweep_tables(analysis, "github") if analysis.report.swept else [short_table(analysis)])
+    tables = sweep_tables(analysis, "github") if analysis.report.swept else [short_table(analysis)]
+    return "\n\n".join([*tables, f"({machine_line(analysis.report.environment)})"])
 
 
 def accuracies(names: str) -> str:

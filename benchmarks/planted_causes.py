@@ -6,7 +6,7 @@
 For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants, or in the machine)
 run in blocks, in turns, and are judged as every comparison is. `--output` gets what was named, beside what was planted,
 for each plant and seed; what another program disturbed is left out. The figure beside it has a line for each plant.
-Whoever adds a cause adds a plant. All of them take an hour or two: --minutes 120.
+Whoever adds a cause adds a plant. Not all fit into --minutes: the same command goes on.
 """
 
 import argparse

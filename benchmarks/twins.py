@@ -5,7 +5,8 @@
 Ten comparisons as a person runs them (in turns, within a budget, disturbed blocks again) of three rows: one device, the
 same again, and the same with an update that takes longer by 5% of a step. That is planted in the script's process
 (benchmarks/plants); how long a step takes without it, one run beforehand tells. `--output` gets every comparison's
-ratios as they were judged; what another program disturbed is left out. Each takes six minutes: --minutes 70 for all.
+ratios as they were judged; what another program disturbed is left out. Each lasts for --budget: the same command goes
+on after --minutes.
 """
 
 import argparse
