@@ -409,6 +409,8 @@ def measured(runs: Runs) -> dict:
     cases = itertools.product(runs.arguments.seeds, runs.arguments.plants)
     found = runs.each({f"{name}, seed {seed}": partial(try_plant, name, seed) for seed, name in cases})
     trials = read_trials({"trials": found.values()})
+    if not trials:
+        raise LookupError("no trial counts")
     trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
     print(every_plant(trials), draw(trials, runs.output.with_suffix(".png")), sep="\n\n", end="\n\n")
     return {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}
