@@ -9,15 +9,16 @@ and with one thread each. Adapted: as many threads as the training scripts choos
 
 import itertools
 import os
-import random
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
-from measure import PROJECT, Witness, arguments_of, as_table, config_of, median, write
+from measure import PROJECT, as_table, config_of, median
 from roofline import step_of
+from runs import Runs, arguments_of, benchmark
 
 from common.engine.setup import SharedCores, prepare_process
 from common.machine.entry import run_script
@@ -73,18 +74,15 @@ def at_once(children: list[subprocess.Popen]) -> float:
     return statistics.mean(float(child.stdout.readline()) for child in children)
 
 
-def measured(blocks: int) -> dict[str, dict[str, list[float]]]:
+def measured(runs: Runs) -> dict:
     """Return way → "alone" and "two at once" → milliseconds per step, block by block."""
     pairs = {way: [start(way), start(way)] for way in WAYS}
-    turns = {(way, some): pair[:some] for way, pair in pairs.items() for some in (1, 2)}
-    found: dict = {way: {"alone": [], "two at once": []} for way in WAYS}
-    for block in range(blocks):
-        for way, some in random.Random(block).sample(sorted(turns), len(turns)):
-            found[way]["alone" if some == 1 else "two at once"].append(at_once(turns[way, some]))
+    turns = {(way, some): partial(at_once, pair[:some]) for way, pair in pairs.items() for some in (1, 2)}
+    found = runs.interleave(turns, warm_up=False)
     for child in itertools.chain(*pairs.values()):
         child.stdin.close()
         child.wait()
-    return found
+    return {"milliseconds": {way: {"alone": found[way, 1], "two at once": found[way, 2]} for way in WAYS}}
 
 
 def table(results: dict) -> str:
@@ -98,11 +96,7 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    arguments = arguments_of(__doc__, blocks=5)
-    with Witness() as witness:
-        found = {"milliseconds": measured(arguments.blocks)}
-    write(arguments.output, found, witness)
-    print(table(found))
+    benchmark(arguments_of(__doc__, blocks=5), measured, table)
 
 
 if __name__ == "__main__":
