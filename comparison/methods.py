@@ -168,10 +168,7 @@ def _pipeline_1(devices, machine, micro_batches):
 
 
 def _accelerate(devices, machine, micro_batches):
-    # torchrun, because without a GPU `accelerate launch` starts one process whatever it is asked for
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}"]
-    command = [*(launcher if machine.nodes == 1 else []), script("accelerate_train.py")]
-    return f"Accelerate {_times(devices, machine)}", command, devices
+    return f"Accelerate {_times(devices, machine)}", _ranks("accelerate_train.py", devices, machine), devices
 
 
 _all_cores = partial(_single, label=ALL_CORES)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,9 @@ MEMORY, THREAD, WORKERS, RANKS, BF16, CHANNELS = "memory", "thread", "workers", 
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
 # glibc gives large blocks back to the system and asks for them anew in every step, unless told (man 3 mallopt)
 KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
+# torchrun's stores would listen on all interfaces, and gloo where other machines can reach it; all ranks are here
+CLOSED = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *(["GLOO_SOCKET_IFNAME=lo"] if sys.platform == "linux" else []))
+IN_A_FILE = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
 
 
 def parse_script(text: str) -> str:
@@ -62,7 +66,7 @@ def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Con
     What no variable of the environment changes, the observer does (common/observer).
     """
     cores, devices = max(1, int(machine.cores)), ranks or machine.gpus or 2
-    torchrun = (python(), "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={devices}", "--no-python")
+    torchrun = (python(), "-m", "torch.distributed.run", *IN_A_FILE, f"--nproc_per_node={devices}", "--no-python")
     threads = f"OMP_NUM_THREADS={max(1, cores // devices)}"
     changed: dict[str, tuple[str, tuple[str, ...]]] = {
         WORKERS: (str(count(cores, "loader worker")), (_change(workers=cores),))
@@ -70,7 +74,7 @@ def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Con
     if machine.bf16:
         changed[CHANNELS] = ("channels last", (_change(channels_last=True),))
         changed[BF16] = ("bf16 autocast, tried", (_change(bf16=True, channels_last=True),))
-    changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *torchrun))
+    changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *CLOSED, *torchrun))
     if not machine.gpus:
         one = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
         changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one, **changed}
