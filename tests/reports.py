@@ -1,13 +1,14 @@
 """Comparisons made by hand, for tests: what was measured in them is what the test plants."""
 
 import copy
+import random
 import re
 from dataclasses import replace
 
 from msgspec import convert
 
 from common.files.probe import Probe
-from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
+from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult, Span, Waits
 from comparison.record import Equivalence, Report
 from comparison.rows import Configuration, Outcome, Planned
 from comparison.show.report import write_markdown
@@ -259,6 +260,84 @@ def halves(**changed):
 
 def ddp(*ranks, **values):
     return row("ddp", [run(*ranks, factors=(factor,) * 3, **values) for factor in JITTER])
+
+
+def unlike(**settings) -> Report:
+    """A comparison on four cores in which every number differs: of each row, run, epoch, rank, device and class.
+
+    Accuracy is best before the last epoch; the first epoch takes half as much again; the second rank and the second
+    device are the larger ones. Besides, one row is simulated, and one has failed.
+    """
+    rng = random.Random(4)
+
+    def about(value, part=0.03):
+        return value * rng.uniform(1 - part, 1 + part)
+
+    def epoch(number, slow, ranks):
+        def of_rank(busy):
+            times = {name: about(busy * slow * (value or 2.0 * (ranks > 1))) for name, value in STEP_MS.items()}
+            seconds = 1.02 * STEPS * sum(times.values()) / 1000
+            waits = Waits(about(0.5), {name: about(0.1) for name in times}) if ranks > 1 else None
+            return RankTimes(seconds, PhaseTimes(**times), about(0.9 * seconds), about(0.02 * seconds), waits)
+
+        warm_up = 1.5 if number == 1 else 1.0
+        kept = tuple(of_rank(busy * warm_up) for busy in (1.0, 1.1)[:ranks])
+        losses, accuracy = (
+            (about(2.0 / number), about(1.0 / number)),
+            about((0.5, 0.95, 0.8)[number - 1], 0.003 if number == 3 else 0.03),
+        )
+        times = kept[-1].train_seconds, about(0.1)
+        return EpochRecord(number, *times, 1000, STEPS, *losses, accuracy, kept[-1].phases, kept)
+
+    def row(method, slow, ranks=1, threads=2, **values):
+        results = [
+            make_result(
+                method,
+                (),
+                ("cpu",) * ranks,
+                world_size=ranks,
+                threads_per_process=threads,
+                environment={**ENVIRONMENT, "cores": 4},
+                startup_seconds=about(2.0 * slow),
+                total_seconds=about(9.0 * slow),
+                class_accuracy={name: about(0.5, 0.9) for name in ("cat", "dog", "emu")},
+                peak_memory_bytes=tuple(round(about(size * 2**20 / slow)) for size in (300, 500)[:ranks]),
+                memory_parts={"parameters": round(about(20e6 * slow)), "gradients": round(about(45e6 * slow))},
+                **values,
+            )
+            for _ in range(3)
+        ]
+        epochs = [tuple(epoch(number, about(slow), ranks) for number in (1, 2, 3)) for _ in results]
+        planned = {"threads": threads, "per_device_batch_size": 100 // ranks}
+        made = [replace(result, epochs=own) for result, own in zip(results, epochs, strict=True)]
+        return configuration(method, **planned), made
+
+    report = report_of(
+        row("single", 2.0),
+        row("single-all-cores", 1.5, threads=4),
+        row("ddp", 1.2, ranks=2),
+        row("fsdp", 2.6, ranks=2),
+        row("dp", 0.5, simulated=True, reason="2 replicas"),
+        (configuration("mp", threads=2), ["failed"]),
+        **settings,
+    )
+    outcomes = tuple(
+        replace(one, wall_seconds=about(9.5 * one.result.epochs[0].train_seconds)) if one.result else one
+        for one in report.outcomes
+    )
+    spans = {
+        name: tuple(
+            Span(rank, "step", phase, about(10.0 * at), about(10.0 * at + 8.0))
+            for rank in range(ranks)
+            for at, phase in enumerate(phases)
+        )
+        for name, ranks, phases in (
+            ("single", 1, ("data", "forward")),
+            ("ddp", 2, ("forward", "exchange", "update")),
+            ("fsdp", 2, ("exchange", "forward", "exchange")),
+        )
+    }
+    return replace(report, outcomes=outcomes, timelines=spans, environment={**report.environment, "cores": 4})
 
 
 def pipeline(*stages):

@@ -81,8 +81,7 @@ class Summary:
     rows' is their ratio; for the time per epoch, each run counts with its mean over the epochs without the warm-up.
     fastest and slowest are over all those epochs. asked_seconds: what rows are judged by (see Measures).
     accuracies: of the runs' last epochs, 0..1; none for a method that trains something else on purpose. phases:
-    milliseconds per step, mean over the timed epochs of all runs. Startup is the time before the first step, and what
-    the first epoch takes longer.
+    milliseconds per step, mean over the timed epochs of all runs.
     """
 
     runs: int = 0
@@ -95,7 +94,6 @@ class Summary:
     total_seconds: float | None = None  # from start to exit of the command
     training_seconds: float | None = None  # of all epochs
     training_interval: tuple[float, float] | None = None  # of 95%, around training_seconds
-    startup_seconds: float | None = None  # median over the runs
     phases: PhaseTimes = field(default_factory=PhaseTimes)
     memory: Memory | None = None
     images_per_joule: float | None = None  # of the energy of its GPUs alone, in the timed epochs
@@ -300,10 +298,6 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
     mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
     phases = {name: statistics.mean(epoch.phases.known[name] for epoch in epochs) for name in epochs[0].phases.known}
-    startup = (
-        result.startup_seconds + max(0.0, result.epochs[0].train_seconds - own)
-        for result, own in zip(row.results, seconds, strict=True)
-    )
     return Summary(
         runs=len(seconds),
         asked_seconds=asked,
@@ -315,7 +309,6 @@ def _summary(row: Row, trainings: Array, asked: float, per_image: float, trainin
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
-        startup_seconds=statistics.median(startup),
         phases=PhaseTimes(**phases),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),

@@ -162,6 +162,12 @@ def test_a_short_training_is_decided_from_the_command_to_its_end_and_a_long_one_
     assert (whole.wall_time.kind, whole.best.label) == ("epoch", "DDP")
 
 
+@pytest.mark.parametrize("start, first, kind", [(0.0, None, "epoch"), (0.0, 3.0, "run"), (0.3, None, "run")])
+def test_what_a_run_takes_besides_its_epochs_is_the_start_and_what_the_first_one_takes_longer(start, first, kind):
+    (choice,) = analyse(report_of((configuration(), runs(first=first, startup_seconds=start)))).decisions
+    assert choice.wall_time.kind == kind
+
+
 def test_an_epoch_is_decided_with_its_evaluation_and_of_its_whole_length():
     rows = long("single", 0.0, 2.0, 1.0), long("ddp", 0.0, 1.8, 3.0)  # of 1,000 images
     (choice,) = analyse(report_of(*rows, max_steps=10)).decisions

@@ -71,7 +71,7 @@ def drawn(monkeypatch):
 # ---- tables
 
 
-def test_main_table():
+def test_rows_without_numbers_say_why():
     report = report_of(
         SINGLE,
         DDP,
@@ -79,15 +79,9 @@ def test_main_table():
         (configuration("mp", skip="needs 2 GPUs, found 1"), []),
         (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]),
     )
-    single, ddp, dp, mp, accelerate = ("|".join(row) for row in cells(main_table(report)))
-    assert (
-        single
-        == "SINGLE|synthetic-mnist|1|80.00 ± 0.00|2.00|1.98–2.02|3|500|1.00|1.67 [1.60, 1.74]|100%|9.0|0.0|baseline"
-    )
-    assert ddp.endswith("|2.00 [1.90, 2.11]|1.00|100% [95, 105]|9.0|0.0|faster")
-    assert mp == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
-    assert dp.endswith("|–|–|–|9.0|0.0|simulated")
-    assert accelerate.split("|")[6] == "2" and accelerate.endswith("|1 of 3 runs failed; undecided")
+    mp, accelerate = cells(main_table(report))[3:]
+    assert "|".join(mp) == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
+    assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
     assert report.failed and not report_of(SINGLE, DDP).failed
 
 
@@ -97,13 +91,6 @@ def test_an_accuracy_has_the_digits_that_it_deserves():
         *(((0.6, 0.7, 0.8), "70 ± 10"), ((0.9890, 0.9892), "98.91 ± 0.01")),
     ):
         assert tables.accuracy(accuracies) == text
-
-
-def test_medians_and_means_are_not_mixed_in_a_line():
-    uneven = (configuration("ddp"), runs("ddp", (1.0, 1.0, 1.3)))
-    _, ddp = cells(main_table(report_of((configuration(), runs(seconds=(1.7, 1.8, 1.9))), uneven)))
-    shown = [float(ddp[column].split()[0]) for column in (4, 8)]
-    assert shown[0] * shown[1] == pytest.approx((1.7 * 1.8 * 1.9) ** (1 / 3), rel=0.01)
 
 
 def test_all_speed_ups_together_have_the_confidence():
@@ -140,31 +127,6 @@ def test_what_is_practically_equal_can_be_chosen():
     near = (configuration("ddp"), runs("ddp", (2.04, 2.06, 2.02)))
     for within, result in ((None, "practically equal"), (0.01, "slower")):
         assert analyse(report_of(SINGLE, near, equal_within=within)).rows[1].result == result
-
-
-def test_every_row_shows_what_should_be_equal():
-    header, _, single, ddp = tables.settings_table(report_of(SINGLE, DDP), "simple").splitlines()
-    settings = "Device, Global batch, Per-device batch, Steps per epoch, Workers, Threads per device, Precision, Loader"
-    assert re.split(r"\s{2,}", header.strip()) == ["Method", *settings.split(", ")]
-    assert single.split() == "SINGLE cpu 100 100 10 0 1 float32 workers".split() and ddp.startswith("DDP ")
-
-
-def test_a_sweep_has_its_column_and_its_table():
-    report = report_of(
-        *(
-            (
-                configuration(values={"num_workers": workers}, num_workers=workers),
-                runs(seconds=seconds, phases=(data, 0.5, 20.0, 40.0, 3.0), workers_per_process=workers),
-            )
-            for workers, seconds, data in ((0, (3.0, 3.01, 2.99), 30.0), (2, (2.0, 2.01, 1.99), 1.0))
-        )
-    )
-    assert main_table(report).split()[1] == "Workers" and [row[1] for row in cells(main_table(report))] == ["0", "2"]
-    (table,) = tables.sweep_tables(analyse(report), "simple")
-    first, second = cells(table)
-    assert first == ["SINGLE", "0", "30.0", "63.5", "3.00", "333", "9.0", "80.00 ± 0.00", "–"]
-    assert second[2:5] == ["1.0", "63.5", "2.00"] and second[-1] == "0.67 [0.66, 0.67] (faster)"
-    assert not re.search("UNEQUAL|refused", terminal_text(analyse(report)))
 
 
 def test_models_are_swept_within_their_batch_and_batches_within_their_model():
@@ -478,8 +440,6 @@ def test_files_hold_the_raw_times_and_point_to_the_figures(tmp_path, capsys):
         assert f"]({file.name})" in text and file.read_bytes().startswith(b"\x89PNG") and file.stat().st_size > 1e4
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["result"] for row in rows] == ["baseline", "practically equal", "simulated", "1 of 1 run failed"]
-    numbers = [float(rows[1][name]) for name in ("speed_up", "speed_up_low", "efficiency")]
-    assert numbers == pytest.approx([1.0, 0.987, 0.5], abs=1e-3)
     assert rows[2]["no_speed_up_because"] == "simulated" and rows[2]["simulated"] == "True"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == rows[3]["global batch"] == ""
     assert rows[0]["global batch"] == "100"
@@ -623,7 +583,7 @@ def test_accuracy_is_drawn_over_epochs_only_where_rows_differ_by_more_than_a_poi
         assert axis is not panels[-1] or single.get_xdata() == pytest.approx([2.0, 4.0])
 
 
-def test_speed_ups_are_dots_with_their_intervals_the_fastest_first(drawn):
+def test_speed_ups_are_written_at_the_ends_of_their_intervals_the_fastest_first(drawn):
     slow, fast = (
         (configuration(name), runs(name, times)) for name, times in (("dp", (4.0, 4.1, 3.9)), ("ddp", (0.9, 1.0, 1.1)))
     )
@@ -632,12 +592,6 @@ def test_speed_ups_are_dots_with_their_intervals_the_fastest_first(drawn):
     (axis,), ratios = figure.axes, {entry.label: entry.standing.speed_up for entry in analysis.rows}
     assert [label.get_text() for label in axis.get_yticklabels()] == ["DDP", "SINGLE", "DP"]
     assert axis.get_ylim() == (2.5, -0.5) and axis.get_xlim()[0] > 0.3 and axis.get_xscale() == "linear"
-    dots = {label: container for label, container in zip(("DDP", "SINGLE", "DP"), axis.containers, strict=True)}
-    for label, place in (("DDP", 0), ("DP", 2)):
-        line, _, (interval,) = dots[label]
-        assert ([*line.get_xdata()], [*line.get_ydata()]) == ([ratios[label].value], [place])
-        assert interval.get_segments()[0][:, 0] == pytest.approx([ratios[label].low, ratios[label].high])
-    assert dots["SINGLE"].lines[2] == ()  # it has no interval
     words = [text.get_text() for text in axis.texts]
     assert words == [str(ratios["DDP"]), "1.00", str(ratios["DP"]), "baseline"]
     ends = [text.xy for text in axis.texts]
@@ -657,29 +611,6 @@ def test_a_row_that_claims_nothing_says_so_beside_its_dot(drawn):
     figure = drawn(analyse(report_of(SINGLE, undecided, unequal, allow_unequal=True)))["speed-up.png"]
     words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
     assert words == ["UNEQUAL settings", "undecided", "", ""]
-
-
-def test_phases_have_a_panel_each_with_a_tick_where_ideal_scaling_would_be(drawn):
-    ddp = runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2, phases=(0.0, 0.01, 15.0, 30.0, 3.0))
-    single = runs(phases=(0.0, 0.01, 20.0, 40.0, 3.0))
-    figure = drawn(analyse(report_of((configuration(), single), (configuration("ddp"), ddp))))["phases.png"]
-    assert [axis.get_title() for axis in figure.axes] == ["forward", "backward", "update"]  # the others take nothing
-    assert len({axis.get_xlim() for axis in figure.axes}) == 1 and figure.axes[0].get_xlim()[0] == 0
-    for axis, bars, tick in zip(figure.axes, ((20, 15), (40, 30), (3, 3)), (10, 20, 1.5), strict=True):
-        assert [bar.get_width() for bar in axis.patches] == pytest.approx(bars)
-        assert {text.get_text() for text in axis.texts} == {f"{bar:.1f}" for bar in bars}
-        for line in axis.get_lines():
-            assert ([*line.get_xdata()], [*line.get_ydata()]) == ([pytest.approx(tick)], [1])  # the baseline has none
-
-
-def test_memory_begins_at_nothing(drawn):
-    some = [
-        (configuration(name), runs(name, peak_memory_bytes=(size * 2**20,)))
-        for name, size in (("single", 1000), ("ddp", 1010))
-    ]
-    (axis,) = drawn(analyse(report_of(*some)))["memory.png"].axes
-    assert axis.get_xlim()[0] == 0 and [bar.get_width() for bar in axis.patches] == [1000, 1010]
-    assert [text.get_text() for text in axis.texts] == ["1,000", "1,010"]
 
 
 def test_titles_say_what_was_found(drawn):

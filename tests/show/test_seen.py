@@ -1,0 +1,509 @@
+"""What a reader sees, read back into numbers: each is what the raw results of unlike() come to, computed here anew."""
+
+import csv
+import html
+import random
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import groupby
+from math import log
+from statistics import fmean, geometric_mean, median, stdev
+
+import pytest
+
+from common.files.results import PHASES, PhaseTimes
+from comparison.judge.analysis import analyse
+from comparison.show import figures
+from comparison.show.report import write_csv, write_html
+from comparison.show.terminal import terminal_text
+from tests.reports import STEPS, configuration, make_result, markdown_of, report_of, runs, unlike
+
+ANALYSIS = analyse(unlike())
+REPORT = ANALYSIS.report
+RUNS = {  # by row, those that ended well
+    row.name: [outcome for outcome in REPORT.outcomes if outcome.configuration == row.name and outcome.result]
+    for row in REPORT.plan
+}
+RESULTS = {name: [outcome.result for outcome in runs] for name, runs in RUNS.items() if runs}
+MEASURED = [name for name in RESULTS if name != "dp"]  # which is simulated
+DEVICES = {"single": 1, "single-all-cores": 2, "ddp": 2, "fsdp": 2}  # times the baseline's threads
+SECONDS = {  # of an epoch, without the warm-up
+    name: geometric_mean(fmean(epoch.train_seconds for epoch in result.epochs[1:]) for result in results)
+    for name, results in RESULTS.items()
+}
+TIMED = {name: [epoch for result in results for epoch in result.epochs[1:]] for name, results in RESULTS.items()}
+WHOLE = {name: geometric_mean(outcome.wall_seconds for outcome in runs) for name, runs in RUNS.items() if runs}
+PEAK, TOGETHER = (
+    {name: median(combine(result.peak_memory_bytes) for result in results) / 2**20 for name, results in RESULTS.items()}
+    for combine in (max, sum)
+)
+LAST = {name: [100 * result.epochs[-1].test_accuracy for result in results] for name, results in RESULTS.items()}
+SPEED_UP = {name: SECONDS["single"] / SECONDS[name] for name in MEASURED}
+BEST = min(("single", "ddp", "single-all-cores"), key=WHOLE.get)
+
+
+def mean_epoch(result):
+    return fmean(epoch.train_seconds for epoch in result.epochs[1:])
+
+
+def mean_over_runs(number):
+    """By measured row, the mean of a number of each run."""
+    return {name: fmean(map(number, RESULTS[name])) for name in MEASURED}
+
+
+def phase(name, part):
+    """Milliseconds of a step, the mean over the timed epochs of all runs."""
+    return fmean(getattr(epoch.phases, part) for epoch in TIMED[name])
+
+
+def ideal(name, part):
+    """The same under ideal scaling of the baseline, if that has the phase."""
+    return [phase("single", part) / DEVICES[name]] if name in MEASURED[1:] and phase("single", part) else []
+
+
+def shows(text, *values):
+    """Whether a text has these numbers and no others, each to its last digit."""
+    found = re.findall(r"(?<![\w.])[-+]?\d[\d,]*\.?\d*", text)
+    half = [0.501 * 10 ** -len(number.partition(".")[2]) for number in found]
+    assert len(found) == len(values), (text, values)
+    for number, value, some in zip(found, values, half, strict=True):
+        assert float(number.replace(",", "")) == pytest.approx(value, abs=some, rel=0), text
+    return True
+
+
+def has(row, cells):
+    """Whether a row's cells below some headings have these numbers."""
+    for heading, numbers in cells.items():
+        shows(row[heading], *(numbers if isinstance(numbers, tuple) else (numbers,)))
+
+
+def tables_of(markdown):
+    """By heading, the tables below it, each a list of its lines' cells."""
+    found = {}
+    for part in markdown.split("\n## ")[1:]:
+        heading, _, lines = part.partition("\n")
+        blocks = groupby(lines.split("\n"), key=lambda line: line.startswith("|"))
+        cells = [[re.split(r"(?<!\\)\|", line)[1:-1] for line in block] for is_table, block in blocks if is_table]
+        found[heading] = [[[cell.strip() for cell in line] for line in (rows[0], *rows[2:])] for rows in cells]
+    return found
+
+
+@pytest.fixture(scope="module")
+def markdown(tmp_path_factory):
+    return markdown_of(ANALYSIS, tmp_path_factory.mktemp("seen"))
+
+
+@pytest.fixture(scope="module")
+def tables(markdown):
+    """By heading, each table's rows as dictionaries, by the row's name."""
+    return {
+        heading: [[dict(zip(some[0], row, strict=True)) for row in some[1:]] for some in every]
+        for heading, every in tables_of(markdown).items()
+    }
+
+
+def by_name(rows):
+    return {row.get("Method", row.get("method", "")).lower(): row for row in rows}
+
+
+# ---- tables
+
+
+def relative(name):
+    """A row's wall time beside the best one's, with the interval that the judge gives it."""
+    ratio = next(ANALYSIS.beside_best(entry) for entry in ANALYSIS.rows if entry.name == name)
+    return WHOLE[name] / WHOLE[BEST], *(() if name == BEST else (ratio.low, ratio.high))
+
+
+def speed_up(name):
+    ratio = next(entry.standing.speed_up for entry in ANALYSIS.rows if entry.name == name)
+    return SPEED_UP[name], *(() if name == "single" else (ratio.low, ratio.high))
+
+
+def test_the_main_table_is_what_the_runs_measured(tables):
+    rows = by_name(tables["Result"][0])
+    assert [*rows] == [row.name for row in REPORT.plan]
+    for name, results in RESULTS.items():
+        times = [epoch.train_seconds for epoch in TIMED[name]]
+        cells = {
+            "Devices": len(results[0].devices),
+            "Accuracy (%)": (fmean(LAST[name]), stdev(LAST[name])),
+            "Time per epoch (s)": SECONDS[name],
+            "min–max": (min(times), max(times)),
+            "Runs": 3,
+            "Images/s": 1000 / SECONDS[name],
+            "Total time (s)": WHOLE[name],
+            "Peak memory (MiB)": PEAK[name],
+        }
+        if name in MEASURED:
+            efficiency = tuple(100 * part / DEVICES[name] for part in speed_up(name))
+            cells |= {"Speed-up [95%]": speed_up(name), "Efficiency [95%]": efficiency}
+            cells |= {"Relative time [95%]": relative(name)}
+        has(rows[name], cells)
+    assert {row["Speed-up [95%]"] for name, row in rows.items() if name not in MEASURED} == {"–"}
+
+
+def agree_with_the_runs(header, *rows):
+    """Whether a table of answers has the rows by time, with their numbers."""
+    rows, by_time = [dict(zip(header, row, strict=False)) for row in rows], sorted(MEASURED, key=WHOLE.get)
+    assert [row["Method"].lower() for row in rows] == [*by_time, "dp", "mp"]
+    for row, own in zip(rows, by_time, strict=False):
+        has(row, {"Whole run (s)": WHOLE[own], "Relative [95% CI]": relative(own), "Memory (MiB)": TOGETHER[own]})
+
+
+def test_the_screen_is_what_the_runs_measured():
+    text = terminal_text(ANALYSIS, width=100)
+    table = next(part for part in text.split("\n\n") if part.startswith("Method "))
+    agree_with_the_runs(*(re.split(r"\s{2,}", line) for line in table.splitlines()))
+    advice = re.search("Recommendation: use “(.*?)”, (.*?) for a whole run of", " ".join(text.split()))
+    assert advice[1] == BEST.upper() and "as fast as “SINGLE” (" in advice[2]
+    _, low, high = relative("single")
+    shows(advice[2].replace("95%", ""), WHOLE["single"] / WHOLE[BEST], low, high, WHOLE[BEST], WHOLE["single"])
+    shows(re.search("Peak memory, all devices: (.*?) MiB", text)[1], TOGETHER[BEST])
+
+
+def test_every_class_has_its_own_accuracy_in_every_row(tables):
+    for row in tables["Accuracy per class (%)"][0]:
+        for name in RESULTS:
+            shows(row[name.upper()], 100 * fmean(result.class_accuracy[row["class"]] for result in RESULTS[name]))
+
+
+def test_every_epoch_is_what_its_run_measured_and_the_first_alone_is_the_warm_up(tables):
+    rows = iter(tables["Every epoch, run by run"][0])
+    for name, outcomes in RUNS.items():
+        for outcome in outcomes:
+            for epoch, row in zip(outcome.result.epochs, rows, strict=False):
+                seen = row["block"], row["method"].lower(), row["epoch"], row[""]
+                assert seen == (str(outcome.block), name, str(epoch.epoch), "warm-up" if epoch.epoch == 1 else "")
+                cells = {"training (s)": epoch.train_seconds, "training loss": epoch.train_loss}
+                has(row, {**cells, "test accuracy (%)": 100 * epoch.test_accuracy})
+    assert next(rows, None) is None
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_the_first_epoch_warms_up_unless_it_is_the_only_one(length):
+    result = RESULTS["ddp"][0]
+    cut = type(result)(**{**vars(result), "epochs": result.epochs[:length]})
+    assert [epoch.epoch for epoch in cut.timed_epochs] == {1: [1], 2: [2], 3: [2, 3]}[length]
+
+
+def test_memory_is_that_of_each_row_and_its_parts_add_up(tables):
+    rows = by_name(tables["Memory of a device"][0])
+    assert [*rows] == [*RESULTS]
+    for name, row in rows.items():
+        parts = [size / 2**20 for size in RESULTS[name][0].memory_parts.values()]
+        known = (SECONDS[name], TOGETHER[name], PEAK[name], *parts, PEAK[name] - sum(parts))
+        has(row, dict(zip([*row][1:], known, strict=True)))
+
+
+def test_every_rank_is_what_its_epochs_measured(tables):
+    rows = iter(tables["Every rank"][0])
+    for name, results in RESULTS.items():
+        for number in range(results[0].world_size):
+            row = next(rows)
+            kept = [epoch.ranks[number] for result in results for epoch in result.epochs[1:]]
+            step = fmean(1000 * rank.train_seconds / STEPS for rank in kept)
+            exchange = fmean(rank.phases.exchange for rank in kept)
+            cpu, queue = (
+                fmean(1000 * getattr(rank, what) / STEPS for rank in kept) for what in ("cpu_seconds", "queue_seconds")
+            )
+            assert (row["Method"].lower(), row["Rank"]) == (name, str(number))
+            cells = {"Step (ms)": step, "Its own work (ms)": step - exchange, "Exchange (ms)": exchange}
+            has(row, {**cells, "Cores it kept busy": cpu / step, "Without a core (%)": 100 * queue / step})
+    assert next(rows, None) is None
+
+
+def test_parts_add_up_to_the_difference_from_the_ideal_step_and_the_baselines_run(tables):
+    steps, runs = map(by_name, tables["Where the time goes"])
+    assert [*steps] == [*runs] == MEASURED[1:]
+    step = mean_over_runs(lambda result: 1000 * mean_epoch(result) / STEPS)
+    total = mean_over_runs(lambda result: result.total_seconds)
+    parts = {
+        "Start-up": mean_over_runs(lambda result: result.startup_seconds),
+        "Warm-up": mean_over_runs(lambda result: result.epochs[0].train_seconds - mean_epoch(result)),
+        "Training": mean_over_runs(lambda result: 3 * mean_epoch(result)),
+        "Evaluation": mean_over_runs(lambda result: sum(epoch.evaluate_seconds for epoch in result.epochs)),
+    }
+    for name in MEASURED[1:]:
+        has(steps[name], {"Step (ms)": step[name], "Ideal (ms)": step["single"] / DEVICES[name]})
+        has(runs[name], {"Start to end (s)": total[name], "Baseline's (s)": total["single"]})
+        for heading, seconds in parts.items():
+            shows(runs[name][heading].split()[0], seconds[name] - seconds["single"])
+        for row in (steps[name], runs[name]):
+            whole, expected, *differences = (float(text.split()[0]) for text in [*row.values()][1:] if text != "–")
+            assert differences[0] == pytest.approx(whole - expected, abs=0.02)
+            assert differences[0] == pytest.approx(sum(differences[1:]), abs=0.05)
+
+
+def test_the_settings_are_each_rows_own(tables):
+    rows = by_name(tables["What was held equal"][0])
+    for name, results in RESULTS.items():
+        assert rows[name]["Threads per device"] == str(results[0].threads_per_process)
+        assert rows[name]["Steps per epoch"] == str(STEPS) and rows[name]["Global batch"] == "100"
+
+
+# ---- files
+
+
+def test_the_spreadsheet_has_the_numbers_of_the_runs(tmp_path):
+    write_csv(ANALYSIS, tmp_path / "results.csv")
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "results.csv").open())}
+    assert [*rows] == [row.name for row in REPORT.plan]
+    for name, results in RESULTS.items():
+        epochs = [epoch.train_seconds for epoch in TIMED[name]]
+        numbers = {
+            "epoch_seconds": SECONDS[name],
+            "fastest_epoch": min(epochs),
+            "slowest_epoch": max(epochs),
+            "images_per_second": 1000 / SECONDS[name],
+            "accuracy": fmean(LAST[name]) / 100,
+            "training_seconds": geometric_mean(sum(one.train_seconds for one in result.epochs) for result in results),
+            "total_seconds": WHOLE[name],
+            "peak_memory_bytes": PEAK[name] * 2**20,
+            "parameters_bytes": results[0].memory_parts["parameters"],
+        }
+        if name in MEASURED:
+            numbers |= dict(zip(("speed_up", "speed_up_low", "speed_up_high"), speed_up(name), strict=False))
+            numbers |= {"efficiency": SPEED_UP[name] / DEVICES[name], "time_to_best": relative(name)[0]}
+        assert {key: float(rows[name][key]) for key in numbers} == pytest.approx(numbers)
+        assert rows[name]["threads per device"] == str(results[0].threads_per_process)
+
+
+def test_what_comes_from_outside_is_text_in_every_part_of_a_report(tmp_path):
+    """In sentences of lists and paragraphs, in cells of tables, and in the title."""
+    hostile = "<img src=x> [a](http://b)"
+    outcomes = tuple(replace(one, reason=hostile) if not one.result else one for one in REPORT.outcomes)
+    plan = tuple(replace(row, label=f"{row.label} {hostile}") for row in REPORT.plan)
+    report = replace(REPORT, outcomes=outcomes, plan=plan, settings={**REPORT.settings, "dataset": hostile})
+    text = markdown_of(analyse(report), tmp_path)
+    assert text.count("&lt;img") > 30 and "<img" not in text and "](http" not in text
+    write_html(analyse(report), tmp_path / "report.html", [])
+    text = (tmp_path / "report.html").read_text()
+    assert text.count("&lt;img") > 30 and "<img" not in text
+
+
+class Page(HTMLParser):
+    """By section's class or heading, its tables' rows of texts; and what stands in its drawings."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.tables, self.where, self.inside = {}, "", False
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, pairs):
+        values = dict(pairs)
+        if tag == "section":
+            self.where = values["class"]
+        elif tag == "details":
+            self.where = None  # the heading follows
+        elif tag == "table":
+            self.tables.setdefault(self.where, []).append([])
+        elif tag == "tr" and self.tables:
+            self.tables[self.where][-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[self.where][-1][-1].append(("", []))
+            self.inside = True
+        elif tag in ("circle", "rect"):
+            self.tables[self.where][-1][-1][-1][1].append(values)
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag not in ("th", "td")
+
+    def handle_data(self, data):
+        if self.where is None and data.strip():
+            self.where = data.strip()
+        elif self.inside:
+            text, drawn = self.tables[self.where][-1][-1][-1]
+            self.tables[self.where][-1][-1][-1] = text + data, drawn
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    write_html(ANALYSIS, file, [])
+    return Page(file).tables
+
+
+def test_the_page_has_the_tables_of_the_report(page, markdown):
+    for heading, tables in ((heading, some) for heading, some in tables_of(markdown).items() if some):
+        seen = [[[text.strip() for text, _ in row] for row in rows] for rows in page[html.unescape(heading)]]
+        assert seen == [[[cell.replace("\\|", "|") for cell in row] for row in rows] for rows in tables], heading
+
+
+def percents(drawn):
+    return [float(one.get("cx", one.get("width", one.get("x"))).rstrip("%")) for one in drawn]
+
+
+def test_the_pages_answers_times_and_phases_are_what_the_runs_measured(page):
+    (rows,) = page["answers"]
+    agree_with_the_runs(*([text.replace("\N{NO-BREAK SPACE}", " ") for text, _ in row] for row in rows))
+    ((*rows, (_, (ends, _), _)),) = page["times"]
+    by_time, most = sorted(MEASURED, key=WHOLE.get), max(one.train_seconds for name in MEASURED for one in TIMED[name])
+    assert [name.lower() for (name, _), *_ in rows] == by_time and shows(ends[1:], most)
+    for name, (_, (_, drawn), (mean, _)) in zip(by_time, rows, strict=True):
+        shows(mean, SECONDS[name])
+        every = sorted(
+            (epoch.train_seconds, run.block, epoch.epoch) for run in RUNS[name] for epoch in run.result.epochs[1:]
+        )
+        told = [f"{block} {number} {seconds:.3f}" for seconds, block, number in every]
+        assert [dot["data-at"] for dot in drawn[:-1]] == told
+        assert percents(drawn) == pytest.approx(
+            [100 * one / most for one in (*(seconds for seconds, *_ in every), SECONDS[name])], abs=0.01
+        )
+    ((heading, *rows),) = page["phases"]
+    names = [text for text, _ in heading][1:]
+    longest = max(phase(name, part) for name in MEASURED for part in names)
+    for name, (_, *cells) in zip(by_time, rows, strict=True):
+        for part, (text, drawn) in zip(names, cells, strict=True):
+            shows(text, phase(name, part))
+            times = phase(name, part), *ideal(name, part)
+            assert percents(drawn) == pytest.approx([100 * time / longest for time in times], abs=0.01)
+
+
+# ---- figures
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return {name: draw(ANALYSIS) for name, draw in figures.FIGURES.items()}
+
+
+def labels(axis):
+    return [text.get_text().lower() for text in axis.get_yticklabels()]
+
+
+def test_curves_are_the_mean_accuracies_over_epochs_and_seconds(drawn):
+    over_epochs, over_time = drawn["curves.png"].axes
+    for axis in (over_epochs, over_time):
+        for line in axis.get_lines():
+            name = line.get_label().lower()
+            epochs = [*zip(*(result.epochs for result in RESULTS[name]), strict=True)]
+            assert line.get_ydata() == pytest.approx(
+                [100 * fmean(one.test_accuracy for one in same) for same in epochs]
+            )
+            seconds = [fmean(one.train_seconds for one in same) for same in epochs]
+            summed = [sum(seconds[: number + 1]) for number in range(3)]
+            assert line.get_xdata() == pytest.approx(summed if axis is over_time else [1, 2, 3])
+    assert [line.get_label().lower() for line in over_time.get_lines()] == MEASURED
+
+
+def test_speed_ups_are_drawn_where_they_are(drawn):
+    (axis,) = drawn["speed-up.png"].axes
+    by_speed = sorted(MEASURED, key=SECONDS.get)
+    assert labels(axis) == by_speed
+    for place, (name, dot) in enumerate(zip(by_speed, axis.containers, strict=True)):
+        line, _, bars = dot
+        assert ([*line.get_xdata()], [*line.get_ydata()]) == ([pytest.approx(SPEED_UP[name])], [place])
+        for bar in bars:
+            assert [x for x, _ in bar.get_segments()[0]] == pytest.approx(speed_up(name)[1:])
+    best = by_speed[0]
+    title = drawn["speed-up.png"].get_suptitle().partition("\n")[0]
+    assert (
+        title.startswith(f"“{best.upper()}” is ")
+        and title.endswith("as fast as “SINGLE”")
+        and shows(title, SPEED_UP[best])
+    )
+
+
+def bars(axis):
+    return [(bar.get_y() + bar.get_height() / 2, bar.get_x(), bar.get_width()) for bar in axis.patches]
+
+
+def test_phases_and_memory_are_bars_as_long_as_they_were(drawn):
+    for axis in drawn["phases.png"].axes:
+        part, ticks = axis.get_title(), {line.get_ydata()[0]: line.get_xdata()[0] for line in axis.get_lines()}
+        times = [phase(name, part) for name in RESULTS]
+        assert [length for *_, length in bars(axis)] == pytest.approx(times) and max(times) < axis.get_xlim()[1]
+        assert all(shows(text.get_text(), value) for text, value in zip(axis.texts, times, strict=True))
+        assert ticks == pytest.approx({at: tick for at, name in enumerate(RESULTS) for tick in ideal(name, part)})
+    (axis,) = drawn["memory.png"].axes
+    assert labels(axis) == [*RESULTS] and axis.yaxis_inverted()
+    assert bars(axis) == [(pytest.approx(place), 0, pytest.approx(size)) for place, size in enumerate(PEAK.values())]
+    assert all(shows(text.get_text(), size) for text, size in zip(axis.texts, PEAK.values(), strict=True))
+    most = max(MEASURED[1:], key=lambda name: abs(log(PEAK[name] / PEAK["single"])))
+    title = drawn["memory.png"].get_suptitle()
+    assert title.startswith(f"“{most.upper()}” needs {PEAK[most] / PEAK['single']:.2f} times")
+
+
+def test_titles_name_the_row_and_the_phase_that_lose_most(drawn):
+    pairs = [(name, part) for name in MEASURED[1:] for part in PHASES if part != "rest"]
+    name, part = most = max(pairs, key=lambda pair: phase(*pair) - sum(ideal(*pair)))
+    title = drawn["phases.png"].get_suptitle().partition("\n")[0]
+    assert f"{part} of “{name.upper()}”" in title and shows(title.partition("”")[2], phase(*most), *ideal(*most))
+    waits = {}
+    for row, spans in REPORT.timelines.items():
+        lengths = [(span.end - span.start, span.name) for span in spans]
+        waits[row] = sum(long for long, name in lengths if name == "exchange") / sum(long for long, _ in lengths)
+    longest, title = max(waits, key=waits.get), drawn["timeline.png"].get_suptitle().partition("\n")[0]
+    assert f"“{longest.upper()}”" in title and shows(title.partition("”")[2], 100 * waits[longest])
+
+
+def test_timelines_are_bars_from_begin_to_end(drawn):
+    for axis, (name, spans) in zip(drawn["timeline.png"].axes, REPORT.timelines.items(), strict=True):
+        assert axis.get_title(loc="left").lower() == name
+        seen = sorted((x, length) for _, x, length in bars(axis))
+        assert seen == [pytest.approx(one) for one in sorted((span.start, span.end - span.start) for span in spans)]
+        assert len({y for y, *_ in bars(axis)}) == len({span.rank for span in spans})
+
+
+# ---- sweeps
+
+
+def swept():
+    """Rows of two methods at several numbers of workers, whose epochs all take other times."""
+    rows, rng = [], random.Random(6)
+    for method in ("single", "ddp"):
+        for place, value in enumerate((0, 2, 4)):
+            seconds = (3.0 - place + (place == 2) * 1.7) * (1.0 if method == "single" else 0.8)
+            times = [[seconds * rng.uniform(0.97, 1.03) for _ in range(3)] for _ in range(3)]
+            phases = PhaseTimes(*(seconds * 10 * rng.uniform(0.5, 1.0) for _ in range(4)), update=seconds * 5)
+            made = [make_result(method, own, phases=phases, workers_per_process=value) for own in times]
+            rows.append((configuration(method, values={"num_workers": value}, num_workers=value), made))
+    return report_of(*rows)
+
+
+def test_a_sweep_is_drawn_and_told_by_the_times_of_each_value(tmp_path):
+    analysis = analyse(swept())
+    axes, tables = figures.FIGURES["sweep-num-workers.png"](analysis).axes, tables_of(markdown_of(analysis, tmp_path))
+    results = {
+        row.name: [one.result for one in analysis.report.outcomes if one.configuration == row.name]
+        for row in analysis.report.plan
+    }
+    for axis, (header, *lines), method in zip(axes, tables["Sweeps"], ("single", "ddp"), strict=True):
+        own = [name for name in results if name.startswith(method)]
+        epochs = [[epoch for result in results[name] for epoch in result.epochs[1:]] for name in own]
+        means = [geometric_mean(map(mean_epoch, results[name])) for name in own]
+        data, steps = [one[0].phases.data for one in epochs], [sum(one[0].phases.known.values()) for one in epochs]
+        waiting = [1000 * mean * part / step for mean, part, step in zip(means, data, steps, strict=True)]
+        assert [bar.get_height() for bar in axis.patches[:3]] == pytest.approx(waiting)
+        rest = [end for bar in axis.patches[3:] for end in (bar.get_y(), bar.get_y() + bar.get_height())]
+        assert rest == pytest.approx(
+            [end for some in zip(waiting, means, strict=True) for end in (some[0], 1000 * some[1])]
+        )
+        whiskers = [end for segment in axis.collections[0].get_segments() for end in segment[:, 1]]
+        ends = [1000 * end([one.train_seconds for one in some]) for some in epochs for end in (min, max)]
+        assert whiskers == pytest.approx(ends)
+        best, words = means.index(min(means)), axis.get_title().partition("\n")[2]
+        assert words.startswith("fastest at ") and shows(words, int(own[best][-1]), 1000 / means[best])
+        for row, name, mean, part, step in zip(lines, own, means, data, steps, strict=True):
+            row = dict(zip(header, row, strict=True))
+            cells = {"Workers": int(name[-1]), "Waiting for data (ms/step)": part, "Rest of the step (ms)": step - part}
+            has(row, {**cells, "Time per epoch (s)": mean, "Images/s": 1000 / mean})
+            assert name == own[0] or shows(row[header[-1]].split()[0], mean / means[0])
+
+
+def test_devices_and_maps_are_drawn_at_their_speed_ups():
+    rows, times = [(configuration(), runs(seconds=(2.0, 2.04, 1.97)))], {1: 1.9, 2: 1.1, 4: 0.7}
+    for count, seconds in times.items():
+        made = runs("ddp", [seconds * factor for factor in (1.0, 1.02, 0.99)], count=count, world_size=count)
+        rows.append((configuration("ddp", values={"nproc": count}, per_device_batch_size=100 // count), made))
+    (axis,) = figures.FIGURES["scaling.png"](analyse(report_of(*rows))).axes
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    series = {container.get_label(): container[0] for container in axis.containers}
+    base = geometric_mean((2.0, 2.04, 1.97)) / geometric_mean((1.0, 1.02, 0.99))
+    measured = next(line for label, line in series.items() if "DDP" in label)
+    assert [*measured.get_xdata()] == [*times]
+    assert [*measured.get_ydata()] == pytest.approx([base / seconds for seconds in times.values()])
+    (ideal,) = (line for label, line in lines.items() if label.startswith("ideal"))
+    assert [*ideal.get_xdata()] == [*ideal.get_ydata()] == [1, 4]
