@@ -1,7 +1,7 @@
 # `make compare` and `make test` do all the set-up they need; the README has the same as plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test test-faults test-slow fuzz benchmark gpu-evidence
+.PHONY: demo compare docs test test-faults test-slow fuzz mutants benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
@@ -29,6 +29,10 @@ SECONDS ?= 600
 SEED ?= 1
 fuzz: .venv/installed-dev
 	.venv/bin/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+
+# Mistakes planted in what computes and shows: 95 % of them must be red. SEED=2 plants others.
+mutants: .venv/installed-dev
+	.venv/bin/python tests/mutants.py $(SEED)
 
 # How fast the suite is, beside other loops: figures/benchmark/ and docs/performance.md. EXAMPLE=path/to/mnist/main.py
 # MINUTES of each (8); what was stopped goes on, but with ANEW=1
