@@ -133,11 +133,11 @@ def trace():
 
 
 def tests_of(reached, file, line, function):
-    """The quickest tests that call a mistake's function; of a constant, any function of the files that name it."""
+    """The quickest tests, its own room's first, that call a mistake's function; of a constant, files that name it."""
     name = re.match(r"\w*", Path(file).read_text().splitlines()[line - 1])[0] or "nothing"
     files = [own for own in FILES if own == file or re.search(rf"\b{name}\b", Path(own).read_text())]
-    chosen, total = [], 0.0
-    for test, (seconds, *calls) in sorted(reached.items(), key=lambda one: one[1][0]):
+    chosen, total, room = [], 0.0, f"/{Path(file).parent.name}/"
+    for test, (seconds, *calls) in sorted(reached.items(), key=lambda one: (room not in one[0], one[1][0])):
         if any([own, called] == [file, function] if function else own in files for own, called in calls):
             total += seconds
             chosen += [test] if total < ENOUGH or not chosen else []

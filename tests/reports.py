@@ -278,7 +278,7 @@ def unlike(**settings) -> Report:
             times = {name: about(busy * slow * (value or 2.0 * (ranks > 1))) for name, value in STEP_MS.items()}
             seconds = 1.02 * STEPS * sum(times.values()) / 1000
             waits = Waits(about(0.5), {name: about(0.1) for name in times}) if ranks > 1 else None
-            return RankTimes(seconds, PhaseTimes(**times), about(0.9 * seconds), about(0.02 * seconds), waits)
+            return RankTimes(seconds, PhaseTimes(**times), about(0.9 * seconds), about(0.02 * seconds, 0.5), waits)
 
         warm_up = 1.5 if number == 1 else 1.0
         kept = tuple(of_rank(busy * warm_up) for busy in (1.0, 1.1)[:ranks])

@@ -12,12 +12,14 @@ from statistics import fmean, geometric_mean, median, stdev
 
 import pytest
 
+from common.files import plots
+from common.files.describe import describe_end
 from common.files.results import PHASES, PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.show import figures
 from comparison.show.report import write_csv, write_html
 from comparison.show.terminal import terminal_text
-from tests.reports import STEPS, configuration, make_result, markdown_of, report_of, runs, unlike
+from tests.reports import STEPS, configuration, each_epoch, make_result, markdown_of, report_of, runs, unlike
 
 ANALYSIS = analyse(unlike())
 REPORT = ANALYSIS.report
@@ -243,6 +245,47 @@ def test_the_settings_are_each_rows_own(tables):
         assert rows[name]["Steps per epoch"] == str(STEPS) and rows[name]["Global batch"] == "100"
 
 
+def test_settings_and_machine_are_the_reports_own(tables):
+    found = [
+        {row[heading]: row["value" if heading == "setting" else "found"] for row in tables[title][0]}
+        for title, heading in (("Settings", "setting"), ("Machine", "what"))
+    ]
+    settings = "dataset synthetic-mnist|batch size 100|epochs 3|scaling strong|repeats 3|seed 42|baseline single"
+    machine = "python 3.11.7|torch 2.11.0|system Linux x86_64|cpu a CPU|cores 4"
+    assert found[0] == dict(text.rsplit(" ", 1) for text in f"{settings}|loader workers".split("|"))
+    assert found[1] == dict(text.split(" ", 1) for text in machine.split("|"))
+
+
+def test_where_epochs_hold_other_images_rows_are_told_by_images_per_second(tmp_path):
+    rows = [
+        (configuration(method), [each_epoch(one, samples=samples) for one in runs(method, 3 * (seconds,))])
+        for method, samples, seconds in (("single", 1000, 2.0), ("ddp", 900, 1.5))
+    ]
+    assert "600 instead of 500 images/s" in markdown_of(analyse(report_of(*rows, allow_unequal=True)), tmp_path)
+
+
+# ---- one run
+
+
+def test_what_a_training_script_prints_and_draws_at_its_end_is_what_it_measured(monkeypatch):
+    result, shown = RESULTS["ddp"][0], []
+    training, accuracy, classes, memory, *_ = describe_end(result).split("\n")
+    shows(training, sum(epoch.train_seconds for epoch in result.epochs), result.total_seconds)
+    shows(accuracy, 100 * result.epochs[-1].test_accuracy)
+    shows(classes, *(100 * share for share in result.class_accuracy.values()))
+    shows(memory.partition(" at ")[0], max(result.peak_memory_bytes) / 2**20)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
+    plots.draw_curves(result, "")
+    losses, accuracies = shown[0].axes
+    lines = {line.get_label(): [*line.get_ydata()] for line in losses.get_lines()}
+    assert lines == {
+        "training": [one.train_loss for one in result.epochs],
+        "test": [one.test_loss for one in result.epochs],
+    }
+    assert [*accuracies.get_lines()[0].get_ydata()] == [100 * one.test_accuracy for one in result.epochs]
+    shows(shown[0].get_suptitle().split("\n")[0], 3, 100 * result.epochs[-1].test_accuracy)
+
+
 # ---- files
 
 
@@ -304,7 +347,7 @@ class Page(HTMLParser):
         elif tag in ("th", "td"):
             self.tables[self.where][-1][-1].append(("", []))
             self.inside = True
-        elif tag in ("circle", "rect"):
+        elif tag in ("circle", "rect", "path"):
             self.tables[self.where][-1][-1][-1][1].append(values)
 
     def handle_endtag(self, tag):
@@ -359,6 +402,19 @@ def test_the_pages_answers_times_and_phases_are_what_the_runs_measured(page):
             shows(text, phase(name, part))
             times = phase(name, part), *ideal(name, part)
             assert percents(drawn) == pytest.approx([100 * time / longest for time in times], abs=0.01)
+
+
+def test_the_pages_timelines_are_the_traced_spans(page):
+    ((*rows, (_, (end, _))),) = page["timeline"]
+    longest = max(span.end for spans in REPORT.timelines.values() for span in spans)
+    shows(end, longest)
+    for (name, _), (_, drawn) in rows:
+        blocks = [(float(x), float(w)) for one in drawn for x, w in re.findall(r"M(\S+) 0h([\d.]+)", one["d"])]
+        spans = [
+            (1000 * span.start / longest, 1000 * (span.end - span.start) / longest)
+            for span in REPORT.timelines[name.lower()]
+        ]
+        assert sorted(blocks) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
 
 
 # ---- figures
@@ -417,6 +473,7 @@ def test_phases_and_memory_are_bars_as_long_as_they_were(drawn):
         assert [length for *_, length in bars(axis)] == pytest.approx(times) and max(times) < axis.get_xlim()[1]
         assert all(shows(text.get_text(), value) for text, value in zip(axis.texts, times, strict=True))
         assert ticks == pytest.approx({at: tick for at, name in enumerate(RESULTS) for tick in ideal(name, part)})
+    assert "tick: ideal scaling" in drawn["phases.png"].get_supxlabel()
     (axis,) = drawn["memory.png"].axes
     assert labels(axis) == [*RESULTS] and axis.yaxis_inverted()
     assert bars(axis) == [(pytest.approx(place), 0, pytest.approx(size)) for place, size in enumerate(PEAK.values())]
@@ -484,6 +541,7 @@ def test_a_sweep_is_drawn_and_told_by_the_times_of_each_value(tmp_path):
         whiskers = [end for segment in axis.collections[0].get_segments() for end in segment[:, 1]]
         ends = [1000 * end([one.train_seconds for one in some]) for some in epochs for end in (min, max)]
         assert whiskers == pytest.approx(ends)
+        assert header[-1].endswith(" ÷ that at 0 [95%]")
         best, words = means.index(min(means)), axis.get_title().partition("\n")[2]
         assert words.startswith("fastest at ") and shows(words, int(own[best][-1]), 1000 / means[best])
         for row, name, mean, part, step in zip(lines, own, means, data, steps, strict=True):
@@ -507,3 +565,22 @@ def test_devices_and_maps_are_drawn_at_their_speed_ups():
     assert [*measured.get_ydata()] == pytest.approx([base / seconds for seconds in times.values()])
     (ideal,) = (line for label, line in lines.items() if label.startswith("ideal"))
     assert [*ideal.get_xdata()] == [*ideal.get_ydata()] == [1, 4]
+
+
+def test_a_map_has_each_speed_up_in_its_cell_in_purple_where_it_is_faster():
+    times = {("lenet", 64): 0.5, ("lenet", 256): 0.8, ("mlp", 64): 1.6, ("mlp", 256): 1.3}
+    rows = []
+    for (model, size), seconds in times.items():
+        values = {"model": model, "batch_size": size}
+        for method, time in (("single", 1.0), ("ddp", seconds)):
+            made = runs(method, [time * factor for factor in (1.0, 1.01, 0.995)], global_batch_size=size)
+            rows.append((configuration(method, values=values, **values), made))
+    (axis,) = figures.FIGURES["map.png"](analyse(report_of(*rows))).axes
+    seen = {label.get_text(): label.get_position() for label in (*axis.get_xticklabels(), *axis.get_yticklabels())}
+    cells = {text.get_position(): text.get_text() for text in axis.texts}
+    colors = {(patch.get_x() + 0.5, patch.get_y() + 0.5): patch.get_facecolor() for patch in axis.patches}
+    for (model, size), seconds in times.items():
+        place = seen[str(size)][0], seen[model][1]
+        red, _, blue, _ = colors[place]
+        assert shows(cells[place], 1 / seconds) and (blue > red) == (seconds < 1)
+    assert axis.yaxis_inverted() and (axis.get_xlabel(), axis.get_ylabel()) == ("batch size", "model")
