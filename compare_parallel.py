@@ -38,10 +38,11 @@ from comparison.run.forecast import print_commands, print_estimate
 from comparison.run.launch import HelperFailed
 from comparison.run.machine import find_blocks, find_machine, find_nodes
 from comparison.run.session import Output, continued, only_writer, run_comparison
+from comparison.run.tips import run_tips
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
 from comparison.show.remarks import resolution
-from comparison.show.report import PROOF, keep_earlier, present, read_proof, show
+from comparison.show.report import PROOF, TIPS, keep_earlier, present, read_beside, show
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import terminal_text
 
@@ -156,10 +157,12 @@ def output_to(directory: Path) -> Output:
 def measure(
     report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str, verbose: bool = False
 ) -> None:
-    """Run what is left of a comparison and its proof; should it be interrupted, show what was measured so far."""
+    """Run what is left of a comparison, tips and proof; should it be interrupted, show what was measured so far."""
     results, proven = directory / "results.json", directory / PROOF / "results.json"
     try:
         report = run_comparison(report, shared_flags, output_to(directory))
+        if report.settings.get("tips"):
+            run_tips(analyse(report), directory / TIPS)
         if report.settings["prove"] and (proof := plan_proof(analyse(report))):
             print("Proof: each row again, with and without its largest cause")
             proof = continued(proof, proven) if resume and proven.exists() else proof
@@ -202,8 +205,9 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
     with only_writer(directory):
         keep_earlier(directory)
         write_text(read_text(source), directory / "results.json")  # as it was measured, to the byte
-        if read_proof(source.parent):
-            write_text(read_text(source.parent / PROOF / "results.json"), directory / PROOF / "results.json")
+        for kind in (PROOF, TIPS):
+            if read_beside(source.parent, kind):
+                write_text(read_text(source.parent / kind / "results.json"), directory / kind / "results.json")
         show(analysis, directory, arguments.lang, arguments.verbose)
     return analysis.report
 

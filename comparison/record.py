@@ -49,6 +49,7 @@ class Settings(TypedDict):
     prove: bool | None
     timeline: bool | None
     warmup: NotRequired[int]
+    tips: NotRequired[bool | None]
 
 
 @dataclass(frozen=True)

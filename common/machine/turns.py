@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with both FIFOs
+OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 IDLE, START, FREE = "idle", "start", "free"
 MOST_RANKS = 4096  # PIPE_BUF of Linux: so many bytes are written and read at once
 
@@ -28,7 +29,7 @@ class Turns:
         free: bytes of the GPU of rank 0, if it has one; told to whoever gives the turns.
         """
         idle, turn = (Path(os.environ.get(TURNS, os.devnull), name) for name in (IDLE, START))
-        if not turn.is_fifo():  # nobody gives any; the variable may be left over from elsewhere
+        if OBSERVE in os.environ or not turn.is_fifo():  # the observer takes them; or a variable is left over
             return False
         start = time.perf_counter()
         if self.rank == 0:

@@ -1,18 +1,23 @@
 """All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from common.files.results import RunResult
 from comparison.judge.decision import Decision, decide
 from comparison.judge.fairness import compare_with_baselines, differences, equal_images
-from comparison.judge.measures import Measures, Resolution, Summary, measure
+from comparison.judge.measures import Measures, Resolution, Summary, block_times, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
-from comparison.judge.statistics import Ratio
+from comparison.judge.statistics import FASTER, Ratio, Table
 from comparison.judge.sweeps import Sweep, find_sweeps
 from comparison.plan.counterparts import BEFORE, TWIN
+from comparison.plan.tips import TRAINED, options_of
 from comparison.record import Report
-from comparison.rows import Row
+from comparison.rows import Outcome, Row
+
+WORTH = 1.03  # times as fast in its first launch is an option that is launched again
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,35 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Tip:
+    """A row with options. ratio: how many times as fast it is as the plain row, None if it has no time.
+
+    accuracy: 0..1, of a whole training with it; None where there was none.
+    """
+
+    options: tuple[str, ...]
+    row: Row
+    plain: Row
+    ratio: Ratio | None
+    accuracy: float | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether it is proved to be faster."""
+        return self.ratio is not None and self.ratio.words == FASTER
+
+    @property
+    def speed(self) -> float:
+        """How many times as fast it is, 0 if it has no time."""
+        return self.ratio.value if self.ratio else 0.0
+
+
+@dataclass(frozen=True)
 class Analysis:
     """A report and what is derived from it. sweeps: one for each swept setting and method that has several values.
 
-    pairs: of rows and counterparts, by role. resolution: None where there are too few runs to tell.
+    pairs: of rows and counterparts, by role. resolution: None where there are too few runs to tell. tips: what options
+    make of the row to use, by a comparison of their own (see comparison.run.tips).
     """
 
     report: Report
@@ -44,6 +74,7 @@ class Analysis:
     decisions: tuple[Decision, ...]
     resolution: Resolution | None
     pairs: dict[str, tuple[Pair, ...]]
+    tips: tuple[Tip, ...] = ()
 
     @property
     def done(self) -> list[RowAnalysis]:
@@ -97,3 +128,43 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
         unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
         pairs.append(Pair(entry, other, measures.summaries[name], ratio, tuple(unlike)))
     return tuple(pairs)
+
+
+# ---- what options make of the row to use
+
+
+def find_tips(tried: Report) -> tuple[Tip, ...]:
+    """Return what each option, or several together, bring.
+
+    tried: a comparison of the plain row, its first one, with rows that have options. The intervals of all that were
+    launched again hold together. That only what looked faster is launched again adds no false claim: it only leaves
+    out some.
+    """
+    plain, *others = tried.all_rows
+    others = [row for row in others if row.configuration.role != TRAINED]
+    rows = [row for row in (plain, *others) if row.results]
+    names = tuple(row.configuration.name for row in rows)
+    disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
+    table = Table(names, block_times(rows, _median), disturbed=disturbed)
+    timed = dict(zip(names[1:], table.ratios(names[0], names[1:]), strict=True)) if plain.results and names[1:] else {}
+    return tuple(
+        Tip(options_of(row.configuration), row, plain, timed.get(row.configuration.name), _accuracy(row, tried))
+        for row in others
+    )
+
+
+def _median(outcome: Outcome, result: RunResult) -> float:
+    """The seconds of an image in the median slice of a launch: one of few that another program met must not decide."""
+    return statistics.median(epoch.train_seconds / epoch.samples for epoch in result.timed_epochs)
+
+
+def _accuracy(row: Row, tried: Report) -> float | None:
+    """Of what was trained with a row's options."""
+    trained = {options_of(one.configuration): one for one in tried.all_rows if one.configuration.role == TRAINED}
+    found = trained.get(options_of(row.configuration))
+    return found.results[0].epochs[-1].test_accuracy if found and found.results else None
+
+
+def best_tip(tips: Sequence[Tip]) -> Tip | None:
+    """Return the fastest of what is proved to be faster."""
+    return max((tip for tip in tips if tip.proved), key=lambda tip: tip.speed, default=None)

@@ -154,7 +154,7 @@ def plan_proof(analysis: Analysis) -> Report | None:
     if not remedies:
         return None
     plan = tuple(row for remedy in remedies for row in (remedy.row, remedy.configuration, remedy.sham))
-    others = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict"))
+    others = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict", "tips"))
     settings = {**report.settings, **others, "repeats": report.wanted_blocks, "check_maths": False, "project": []}
     order = make_order([row.name for row in plan], report.wanted_blocks, report.settings["seed"])
     return Report(report.command, cast(Settings, settings), report.environment, report.probe, plan, tuple(order))

@@ -178,6 +178,10 @@ FLAGS = {
     "wait": Flag("for others of this suite that compute here, e.g. 1h; 0: not (10m)", PATIENCE, 600.0, kept=False),
     "resume": _switch("continue the interrupted comparison in --output-dir", kept=False),
     "prove": _switch("afterwards, rerun each row without its largest cause, to test the cause"),
+    "tips": Flag(
+        "afterwards, for a third of the comparison's time and 60 s at most, try what else makes the row to use faster",
+        default=True,
+    ),
     "predict": Flag(
         "your guess of a method's speed-up over the baseline, to show beside the result", (guess, "METHOD=X"), [], "+"
     ),

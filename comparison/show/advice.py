@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from common.errors import OUT_OF_MEMORY
-from comparison.judge.analysis import Analysis
+from comparison.judge.analysis import Analysis, best_tip
 from comparison.judge.decision import Decision
 from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET, WHOLE_RUN
@@ -14,6 +14,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Ratio
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
+from comparison.plan.tips import SAME, UNKNOWN, effect_of
 from comparison.show.sentences import as_fast, mebibytes, quoted, seconds, sentence, tell
 from comparison.words import count, join, say
 
@@ -156,6 +157,21 @@ def _unequal(analysis):
 def next_step(analysis: Analysis) -> list[str]:
     """Return the most valuable thing to do next, if there is one."""
     return [say("Next: {words}", words=words) for words in islice(_steps(analysis), 1)]
+
+
+def possible(analysis: Analysis) -> list[str]:
+    """Return in a sentence what else the machine could do with the row to use, if any option is proved to help."""
+    best = best_tip(analysis.tips)
+    if not best or not best.ratio:
+        return []
+    row, effect = best.plain.configuration, effect_of(best.options)
+    accuracy: str = say("its accuracy is not changed")
+    if best.accuracy is not None:
+        accuracy = say("trained to {n:.1f}% here", n=100 * best.accuracy)
+    elif effect != SAME:
+        accuracy = say("its accuracy was not checked") if effect == UNKNOWN else say("only rounding differs")
+    options = join(" and ", [join(", ", best.options[:-1]), best.options[-1]] if best.options[1:] else best.options)
+    return [sentence("possible", options=options, fast=as_fast(best.ratio, row.label), accuracy=accuracy)]
 
 
 def _steps(analysis: Analysis) -> Iterator[str]:

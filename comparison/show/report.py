@@ -6,13 +6,14 @@ import io
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
 from common.errors import SuiteError
 from common.files.writing import write_text
 from common.words import printable
-from comparison.judge.analysis import Analysis, analyse
+from comparison.judge.analysis import Analysis, analyse, find_tips
 from comparison.judge.fairness import effective
 from comparison.judge.remedies import Proof, find_proofs
 from comparison.judge.row_analysis import RowAnalysis
@@ -31,7 +32,7 @@ NUMBERS = (  # attributes of a Summary that results.csv has
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
-PROOF = "proof"  # the directory of a comparison's second one, which proves its causes
+PROOF, TIPS = "proof", "tips"  # the directories of a comparison's other ones: of its causes, of options
 
 
 def keep_earlier(directory: Path) -> None:
@@ -44,7 +45,7 @@ def keep_earlier(directory: Path) -> None:
         if not read_results(results).outcomes:
             results.unlink()
     drawn = [str(Path(name).with_suffix(ending)) for name in figures.FIGURES for ending in (".png", ".svg")]
-    names = [*FILES, *drawn, *(["runs", "traces", PROOF] if results.exists() else [])]
+    names = [*FILES, *drawn, *(["runs", "traces", PROOF, TIPS] if results.exists() else [])]
     earlier = [directory / name for name in names if os.path.lexists(directory / name)]
     if not earlier:
         return
@@ -66,7 +67,8 @@ def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> 
 
 def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: bool = False) -> None:
     """Print what a comparison found; write FILES but the first, and the figures, into `directory`, in a language."""
-    proof = read_proof(directory)
+    proof, tried = read_beside(directory, PROOF), read_beside(directory, TIPS)
+    analysis = replace(analysis, tips=find_tips(tried) if tried else ())
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
         text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
@@ -78,9 +80,9 @@ def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: 
         write_html(analysis, directory / "report.html", drawn, proofs)
 
 
-def read_proof(directory: Path) -> Report | None:
-    """Return the comparison that proves the causes of the one in `directory`, if it was run."""
-    file = directory / PROOF / "results.json"
+def read_beside(directory: Path, kind: str) -> Report | None:
+    """Return the comparison for PROOF, or for TIPS, of the one in `directory`, if it was run."""
+    file = directory / kind / "results.json"
     return read_results(file) if file.exists() else None
 
 

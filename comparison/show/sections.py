@@ -9,7 +9,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof
 from comparison.plan.flags import WITH_SCRIPTS
-from comparison.show import remarks, tables, verdict
+from comparison.show import advice, remarks, tables, verdict
 from comparison.show.sentences import sentence, tell
 from comparison.words import say
 
@@ -58,6 +58,11 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Proof by intervention": [
             *((TEXT, text) for text in verdict.tell_proofs(analysis, proofs)),
             (TEXT, proofs and sentence("intervention")),
+        ],
+        "What else this machine could do": [
+            *((TEXT, text) for text in advice.possible(analysis)),
+            (TABLE, tables.tip_table(analysis, tablefmt)),
+            (TEXT, analysis.tips and sentence("tips", row=analysis.tips[0].plain.label)),
         ],
         "What was guessed": [(LIST, verdict.tell_guesses(analysis))],
         "Where the time goes": [*((TABLE, table) for table in accounts), (LIST, accounts and accounting)],

@@ -8,7 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from comparison.judge.analysis import Analysis
+from comparison.judge.analysis import WORTH, Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, WHOLE_RUN
 from comparison.judge.ranks import hidden_share
@@ -16,6 +16,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Excess, Ratio
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
+from comparison.plan.tips import OPTIONS, effect_of, flags_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
 from comparison.show.sentences import efficiency, longer, mebibytes, seconds, seconds_of_thousand
@@ -23,7 +24,18 @@ from comparison.words import count, join, named, narrowed, render, say, widened
 
 MOST_EPOCHS = 1000  # in a table
 DASH = "–"  # what was not measured
-LEFT = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "")  # the columns of texts
+LEFT = (
+    "Method",
+    "method",
+    "class",
+    "Data set",
+    "GPU",
+    "Result",
+    "Now differs in",
+    "Option",
+    "Typed",
+    "",
+)  # the columns of texts
 BESIDE_BEST = say("Relative [95% CI]")
 HEADINGS = {
     WHOLE_RUN: say("Whole run (s)"),
@@ -286,7 +298,30 @@ def projected_rows(analysis: Analysis) -> Rows:
         }
 
 
-main_table, before_table, projection_table = map(table, (main_rows, before_rows, projected_rows))
+def tip_rows(analysis: Analysis) -> Rows:
+    """What options make of the row to use, what each does to its accuracy, and how it is typed."""
+    for tip in sorted(analysis.tips, key=lambda tip: -tip.speed):
+        variables = [OPTIONS[name].variable for name in tip.options if OPTIONS[name].variable]
+        yield {
+            "Option": join(" + ", tip.options),
+            "Times as fast [95%]": tip.ratio,
+            "Launches": len(tip.row.outcomes),
+            "Effect on accuracy": effect_of(tip.options),
+            "Typed": " ".join([*variables, flags_of(tip.options, analysis.report.environment["cores"])]).strip(),
+            "Result": _of_tip(tip),
+        }
+
+
+def _of_tip(tip):
+    if tip.row.configuration.skip:
+        return say("skipped: {why}", why=named(tip.row.configuration.skip))
+    if tip.row.troubles and not tip.row.results:
+        return say("{trouble}: {why}", trouble=tip.row.troubles[0].status, why=tip.row.troubles[0].reason)
+    few = tip.ratio and tip.ratio.low is None and tip.speed < WORTH
+    return say("no gain in its first launch") if few else tip.ratio and tip.ratio.words
+
+
+main_table, before_table, projection_table, tip_table = map(table, (main_rows, before_rows, projected_rows, tip_rows))
 
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:

@@ -11,7 +11,7 @@ from comparison.judge.remedies import find_proofs
 from comparison.record import Equivalence
 from comparison.results_file import read_results
 from comparison.show.advice import next_step
-from comparison.show.report import read_proof
+from comparison.show.report import PROOF, read_beside
 from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
@@ -32,7 +32,7 @@ def columns(line):
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_every_committed_comparison_is_one_screen(file, width, language):
-    analysis, proof = analyse(read_results(file)), read_proof(file.parent)
+    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
         text = terminal_text(analysis, proofs, width=width)

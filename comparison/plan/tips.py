@@ -1,0 +1,95 @@
+"""What else may make a row faster on its machine, besides a parallel method: options of its own command."""
+
+import contextlib
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.settings.config import FOLDER
+from comparison.methods import method_of
+from comparison.record import Report
+from comparison.rows import Configuration
+from comparison.words import say
+
+TIP, TRAINED = "tip", "trained"  # roles: a row with options, timed; the same, trained to its end
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SAME, ROUNDED, UNKNOWN = say("none"), say("rounding alone"), say("unknown")  # the effect on accuracy, the least first
+EFFECTS: list[str] = [SAME, ROUNDED, UNKNOWN]
+
+
+@dataclass(frozen=True)
+class Option:
+    """flags: typed behind the command; variable: of the environment, before it. of: options of one kind exclude each
+    other. effect: on what is learned."""
+
+    flags: str = ""
+    variable: str = ""
+    of: str = ""
+    effect: str = SAME
+
+
+OPTIONS = {  # those that usually bring most first: the last ones are left out where time is short
+    "bf16": Option("--precision bf16", of="precision", effect=UNKNOWN),
+    "tf32": Option("--precision tf32", of="precision", effect=UNKNOWN),
+    "cuda graph": Option("--cuda-graph", of="compiler", effect=ROUNDED),
+    "resident loader": Option("--loader resident --num-workers 0"),
+    "all cores": Option("--threads {cores}", effect=ROUNDED),
+    "huge pages": Option(variable="GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
+    "compile": Option("--compile", of="compiler", effect=ROUNDED),
+}
+
+
+def options_for(row: Configuration, report: Report) -> list[str]:
+    """Return the options that a row does not have yet and that its kind of machine has; its script may refuse them."""
+    planned, gpu, cores = row.planned, row.planned.device == "gpu", int(report.environment["cores"])
+    devices, shared = max(row.stages, planned.shares), report.settings
+    rewritten = planned.compile or planned.cuda_graph or planned.recompute
+    loads = shared["loader"] == "workers" and not shared["dataset"].startswith(FOLDER)  # which may not fit into memory
+    asked = any(method_of(other.method).all_cores for other in report.plan)
+    able = {
+        "bf16": planned.precision == "fp32",
+        "tf32": planned.precision == "fp32" and gpu,
+        "cuda graph": not rewritten and gpu and devices == 1 and planned.accumulate == 1,
+        "resident loader": loads,
+        "all cores": not gpu and not asked and planned.threads * devices < cores,
+        "huge pages": not gpu and _can_ask_for_huge_pages(),
+        "compile": not rewritten,
+    }
+    return [name for name in OPTIONS if able[name]]
+
+
+def _can_ask_for_huge_pages() -> bool:
+    """Whether Linux gives them to who asks: elsewhere all programs have them, or none."""
+    with contextlib.suppress(OSError):
+        return "[madvise]" in HUGE_PAGES.read_text() and "GLIBC_TUNABLES" not in os.environ
+    return False
+
+
+def with_options(row: Configuration, names: tuple[str, ...], cores: float, role: str = TIP) -> Configuration:
+    """Return a row with options besides its own."""
+    variables = [OPTIONS[name].variable for name in names if OPTIONS[name].variable]
+    command = (*(["env", *variables] if variables else []), *row.command, *flags_of(names, cores).split())
+    name = "+".join([row.name, *names, *([role] if role == TRAINED else [])])
+    return replace(row, name=name, label=" + ".join(names), command=command, role=role, against=row.name)
+
+
+def options_of(row: Configuration) -> tuple[str, ...]:
+    """Return the names of the options that with_options() gave a row."""
+    return tuple(name for name in row.label.split(" + ") if name in OPTIONS) if row.role else ()
+
+
+def flags_of(names: tuple[str, ...], cores: float) -> str:
+    """Return how the flags of options are typed."""
+    return " ".join(filter(None, (OPTIONS[name].flags for name in names))).format(cores=math.floor(cores))
+
+
+def that_go_together(names: list[str]) -> tuple[str, ...]:
+    """Return the first option of each kind."""
+    first = {OPTIONS[name].of or name: name for name in reversed(names)}
+    return tuple(name for name in names if name in first.values())
+
+
+def effect_of(names: tuple[str, ...]) -> str:
+    """Return the largest effect of any option on accuracy."""
+    return max((OPTIONS[name].effect for name in names), key=EFFECTS.index)

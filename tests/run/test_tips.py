@@ -1,0 +1,194 @@
+"""What else may make the row to use faster: what is launched, how often, what is claimed of it, and how it is said."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from comparison.judge.analysis import analyse, best_tip, find_tips
+from comparison.plan import tips as options
+from comparison.plan.tips import options_for
+from comparison.results_file import read_results, write_results
+from comparison.rows import Outcome
+from comparison.run import tips as tips_module
+from comparison.run.tips import run_tips
+from comparison.show.advice import possible
+from comparison.show.report import TIPS, present
+from comparison.show.tables import tip_rows
+from tests.fixtures import PROJECT, small
+from tests.reports import configuration, make_result, report_of, runs
+
+SPEEDS = {"bf16": 1.6, "huge pages": 1.25, "compile": 0.8}  # times as fast as without; of several, their product
+NOISE = (1.0, 1.004, 0.996, 1.002)
+SINGLE, SLOW = configuration(threads=2), (configuration("ddp"), runs("ddp", (9.0, 9.1, 8.9), count=2))
+
+
+def compared(wall=90.0, **settings):
+    """One device is to be used; each of three runs of two rows took so long."""
+    report = report_of((SINGLE, runs(startup_seconds=2.5)), SLOW, loader="resident", **settings)
+    return replace(report, outcomes=tuple(replace(outcome, wall_seconds=wall) for outcome in report.outcomes))
+
+
+@pytest.fixture
+def launch(monkeypatch, tmp_path):
+    """launch(report, seconds=2.0, broken={}): tips whose launches last so long each; who was launched, by block.
+
+    broken: what an option's launch ends with instead of a result.
+    """
+
+    def launch(report, seconds=2.0, speeds=SPEEDS, broken=(), foreign=0.0):
+        blocks, clock = [], {"now": 0.0}
+
+        def outcome(row, block):
+            names = options.options_of(row)
+            clock["now"] += seconds
+            failed = dict(broken).get("+".join(names))
+            speed = 1.0
+            for name in names:
+                speed *= speeds[name]
+            result = None if failed else make_result(seconds=[2.0 / speed * NOISE[(block + len(names)) % 4]] * 5)
+            status, why = failed or ("ok", "")
+            return Outcome(row.name, block, status, why, "typed", "log", int(bool(failed)), seconds, foreign, result)
+
+        def take_turns(launched, seed):
+            blocks.append([options.options_of(run.configuration) for run in launched])
+            yield from (outcome(run.configuration, len(blocks)) for run in launched)
+
+        class Launched:
+            def __init__(self, row, block, directory, timeout, slices, environment):
+                self.configuration, self.timeout = row, timeout
+
+        def run_once(row, block, seed, directory, timeout):
+            blocks.append([("trained", *options.options_of(row))])
+            return replace(outcome(replace(row, role="tip"), 1), configuration=row.name)
+
+        monkeypatch.setattr(options, "_can_ask_for_huge_pages", lambda: True)
+        monkeypatch.setattr(tips_module.time, "monotonic", lambda: clock["now"])
+        monkeypatch.setattr(tips_module, "why_not_in_turns", lambda *_: "")
+        monkeypatch.setattr(tips_module, "take_turns", take_turns)
+        monkeypatch.setattr(tips_module, "ScriptRun", Launched)
+        monkeypatch.setattr(tips_module, "run_once", run_once)
+        return run_tips(analyse(report), tmp_path / TIPS), blocks
+
+    return launch
+
+
+PLAIN, BF16, PAGES, COMPILE, BOTH = (), ("bf16",), ("huge pages",), ("compile",), ("bf16", "huge pages")
+
+
+def test_what_looked_faster_is_launched_again_and_together_until_it_is_proved(launch, tmp_path):
+    tried, blocks = launch(compared())
+    again = [PLAIN, BOTH, BF16, PAGES]
+    assert blocks == [[PLAIN, BF16, PAGES, COMPILE], again, again]
+    tips = {tip.options: tip for tip in find_tips(read_results(tmp_path / TIPS / "results.json"))}
+    assert tips[BF16].ratio.value == pytest.approx(1.6, rel=0.02) and tips[PAGES].ratio.value < 1.3
+    assert tips[BOTH].ratio.value == pytest.approx(2.0, rel=0.02) and tips[BOTH].ratio.low > 1.9
+    assert tips[COMPILE].ratio.low is None and not tips[COMPILE].proved
+    assert best_tip(tuple(tips.values())).options == BOTH
+    assert find_tips(tried) == find_tips(read_results(tmp_path / TIPS / "results.json"))
+
+
+def test_each_option_has_its_flag_or_variable_and_the_row_its_own_command(launch):
+    tried, _ = launch(compared())
+    commands = {options.options_of(row): row.command for row in tried.plan}
+    own = SINGLE.command
+    assert commands[PLAIN] == own and commands[BF16] == (*own, "--precision", "bf16")
+    assert commands[BOTH] == ("env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", *own, "--precision", "bf16")
+
+
+def test_the_time_is_a_third_of_the_comparisons_and_a_minute_at_most(launch):
+    tried, blocks = launch(compared(wall=10.0), seconds=4.9)  # 20 s, of which half is for the first block
+    assert blocks == [[PLAIN, BF16]] * 2
+    skipped = {options.options_of(row)[0]: row.skip for row in tried.plan if row.skip}
+    assert skipped == dict.fromkeys(("huge pages", "compile"), "no time was left for it")
+    assert launch(compared(wall=2.0)) == (None, [])
+    tried, blocks = launch(compared(wall=1000.0), seconds=6.0)  # of 60 s
+    assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
+
+
+def test_one_that_fails_or_brings_nothing_is_not_launched_again(launch):
+    refused = {"bf16": ("failed", "bf16 is slower here")}
+    tried, blocks = launch(compared(), speeds={**SPEEDS, "huge pages": 1.02}, broken=refused)
+    assert len(blocks) == 1 and best_tip(find_tips(tried)) is None
+    told = {row["Option"]: row for row in tip_rows(replace(analyse(compared()), tips=find_tips(tried)))}
+    assert told["bf16"]["Result"] == "failed: bf16 is slower here" and told["bf16"]["Times as fast [95%]"] is None
+    assert told["huge pages"]["Result"] == "no gain in its first launch"
+
+
+def test_beside_other_programs_nothing_is_claimed(launch):
+    tried, _ = launch(compared(), foreign=0.9)
+    ratios = [tip.ratio for tip in find_tips(tried) if tip.ratio]
+    assert len(ratios) == 3 and all(ratio.disturbed for ratio in ratios) and best_tip(find_tips(tried)) is None
+
+
+def test_what_may_learn_something_else_is_trained_whole_if_there_is_time(launch):
+    _, blocks = launch(compared(wall=20.0), seconds=1.0)
+    assert blocks[-1] == [("trained", *BOTH)]
+    _, blocks = launch(compared(wall=50.0), seconds=1.0)  # longer than what is left of 60 s
+    assert blocks[-1] != [("trained", *BOTH)]
+    _, blocks = launch(compared(wall=20.0), seconds=1.0, speeds={**SPEEDS, "bf16": 1.0})
+    assert blocks[-1] == [PLAIN, PAGES]  # the same weights
+
+
+@pytest.mark.parametrize(
+    "wall, speeds, words",
+    [
+        (90.0, SPEEDS, "bf16 and huge pages, 2.0"),
+        (90.0, SPEEDS, "its accuracy was not checked"),
+        (20.0, SPEEDS, "trained to 100.0% here"),
+        (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
+        (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
+    ],
+)
+def test_one_line_of_the_screen_says_it(launch, tmp_path, capsys, wall, speeds, words):
+    report = compared(wall)
+    launch(report, seconds=1.0, speeds=speeds)
+    write_results(report, tmp_path)
+    present(tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "What else this machine could do: " in said and words in said and "times as fast as “SINGLE”" in said
+    page, markdown = ((tmp_path / name).read_text() for name in ("report.html", "report.md"))
+    assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in page and "| huge pages" in markdown
+
+
+def test_the_other_tables_are_as_they_are_without_tips(launch, tmp_path):
+    report = compared()
+    write_results(report, tmp_path)
+    present(tmp_path)
+    before = (tmp_path / "results.csv").read_text()
+    launch(report)
+    present(tmp_path)
+    assert (tmp_path / "results.csv").read_text() == before and possible(analyse(report)) == []
+
+
+def test_a_row_has_the_options_that_it_lacks_and_its_machine_has(monkeypatch):
+    monkeypatch.setattr(options, "_can_ask_for_huge_pages", lambda: True)
+
+    def of(method="single", loader="resident", dataset="mnist", cores=2, **planned):
+        report = report_of((configuration(method, **planned), runs(method)), loader=loader, dataset=dataset)
+        report = replace(report, environment={**report.environment, "cores": cores})
+        return set(options_for(report.plan[0], report))
+
+    assert of(threads=2) == {"bf16", "huge pages", "compile"}
+    assert of(threads=1) == {"bf16", "huge pages", "compile", "all cores"}
+    assert of("ddp", per_device_batch_size=50) == {"bf16", "huge pages", "compile"}
+    assert of(threads=2, precision="bf16", compile=True) == {"huge pages"}
+    assert of(threads=2, loader="workers") - of(threads=2) == {"resident loader"}
+    assert "resident loader" not in of(loader="workers", dataset="folder:images")
+    assert of(device="gpu") == {"bf16", "tf32", "cuda graph", "compile"}
+    assert of("ddp", device="gpu", per_device_batch_size=50) == {"bf16", "tf32", "compile"}
+    assert options.that_go_together(["tf32", "compile", "bf16", "cuda graph"]) == ("tf32", "compile")
+
+
+def test_a_script_of_the_suites_is_observed_in_turns(data_root, tmp_path):
+    typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
+    row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
+    tried = replace(report_of((row, ())), order=())
+    rows = [row, options.with_options(row, PAGES, 1)]
+    tried = tips_module.run_block(tried, rows, tmp_path / TIPS, tips_module.Clock(240.0), str(tmp_path))
+    assert {outcome.configuration: outcome.status for outcome in tried.outcomes} == {row.name: "ok" for row in rows}
+    for outcome in tried.outcomes:
+        assert [epoch.samples / epoch.steps for epoch in outcome.result.epochs] == [48.0] * 5
+        assert outcome.result.startup_seconds > 0.1
+    (tip,) = find_tips(tried)
+    assert tip.options == PAGES and tip.ratio.value > 0
