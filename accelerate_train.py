@@ -8,9 +8,9 @@ pip install accelerate. The loop around train_step, with its clocks, is common.e
 loop in nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
 """
 
-from common.machine.begin import begin
+from common.settings.command import begin_ranks
 
-begin(__name__)
+typed = begin_ranks(__name__, __doc__)  # before torch is imported
 
 from torch.utils.data import DistributedSampler
 
@@ -56,4 +56,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_ranks(train, __doc__, refuse=refuse_without_accelerate, alone=True)
+    start_ranks(train, typed, refuse=refuse_without_accelerate, alone=True)

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from common.machine.begin import begin, check_tensorboard
 
-begin(__name__, training=False)
+
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments, and the flags that every run gets."""
+    from comparison.plan.flags import parse_comparison  # needs the packages
+
+    return parse_comparison(__doc__)
+
+
+typed = begin(__name__, parse, training=False)  # before the imports that take long
 
 from common.data.fitting import default_loader
 from common.engine.tensorboard import EpochLog
@@ -29,7 +37,7 @@ from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
 from comparison.methods import SCRIPT, Machine, default_baseline, python
 from comparison.plan.counterparts import before, scripts_before, twin_of
-from comparison.plan.flags import parse_comparison, settings_of
+from comparison.plan.flags import settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan, type_flags
 from comparison.plan.scripts import script_rows, what_if
 from comparison.record import FEWEST_BLOCKS, Report
@@ -45,11 +53,6 @@ from comparison.show.remarks import resolution
 from comparison.show.report import PROOF, TIPS, keep_earlier, present, read_beside, show
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import terminal_text
-
-
-def parse() -> tuple[argparse.Namespace, list[str]]:
-    """Return the arguments, and the flags that every run gets."""
-    return parse_comparison(__doc__)
 
 
 def plan_comparison(
@@ -233,7 +236,7 @@ def log_epochs(report: Report, directory: Path) -> None:
 
 
 def main() -> None:
-    arguments, shared_flags = parse()
+    arguments, shared_flags = typed or parse()
     find_font(arguments.lang)  # raises before anything runs
     if arguments.tensorboard:
         check_tensorboard()

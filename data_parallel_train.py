@@ -10,9 +10,13 @@ is computed. The loop around train_step, with its clocks, is common.engine.loop.
 lines, without measuring: train_by_hand() in benchmarks/overhead.py.
 """
 
-from common.machine.begin import begin
+from common.settings.command import begin_one, value
 
-begin(__name__)
+FLAGS = {
+    "--use-parallel": value("nn.DataParallel on N GPUs (all)", nargs="?", const=0),
+    "--simulate-devices": value("go through DataParallel's steps for N devices on the one that there is"),
+}
+typed = begin_one(__name__, __doc__, FLAGS)  # before torch is imported
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -29,12 +33,7 @@ from common.ranks.replicas import (
     describe_replicas,
     show_replicas,
 )
-from common.ranks.start import start_one, value
-
-FLAGS = {
-    "--use-parallel": value("nn.DataParallel on N GPUs (all)", nargs="?", const=0),
-    "--simulate-devices": value("go through DataParallel's steps for N devices on the one that there is"),
-}
+from common.ranks.start import start_one
 
 
 def train(config, options, place):
@@ -69,4 +68,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_one(train, __doc__, FLAGS, choose_devices)
+    start_one(train, typed, choose_devices)

@@ -13,9 +13,16 @@ common.engine.loop.train_one_epoch; the same without measuring is train_by_hand(
 
 import contextlib
 
-from common.machine.begin import begin
+from common.settings.command import begin_ranks, choice, positive_float, switch, value
 
-begin(__name__)
+FLAGS = {
+    "--no-sync": switch("never exchange gradients: each rank trains a model of its own, to see the time"),
+    "--compress": choice("none | bf16 | fp16: exchange gradients rounded to 16 bits", ("none", "bf16", "fp16"), "TYPE"),
+    "--bucket-mb": value("MiB of gradients that travel together (1 for the first, then 25)", positive_float, "MIB"),
+    "--sync-batchnorm": switch("BatchNorm takes mean and variance over all ranks' images"),
+    "--zero": switch("ZeroRedundancyOptimizer: each rank updates its share of the weights for all"),
+}
+typed = begin_ranks(__name__, __doc__, FLAGS)  # before torch is imported
 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
@@ -26,15 +33,7 @@ from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
 from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, share_out, synchronize
-from common.ranks.start import choice, positive_float, start_ranks, switch, value
-
-FLAGS = {
-    "--no-sync": switch("never exchange gradients: each rank trains a model of its own, to see the time"),
-    "--compress": choice("none | bf16 | fp16: exchange gradients rounded to 16 bits", ("none", *COMPRESS), "TYPE"),
-    "--bucket-mb": value("MiB of gradients that travel together (1 for the first, then 25)", positive_float, "MIB"),
-    "--sync-batchnorm": switch("BatchNorm takes mean and variance over all ranks' images"),
-    "--zero": switch("ZeroRedundancyOptimizer: each rank updates its share of the weights for all"),
-}
+from common.ranks.start import start_ranks
 
 
 def train(config, options, place):
@@ -77,4 +76,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_ranks(train, __doc__, FLAGS, refuse_contradictions)
+    start_ranks(train, typed, refuse_contradictions)

@@ -13,9 +13,9 @@ benchmarks/overhead.py.
 
 from collections import Counter
 
-from common.machine.begin import begin
+from common.settings.command import begin_ranks
 
-begin(__name__)
+typed = begin_ranks(__name__, __doc__)  # before torch is imported
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -76,4 +76,4 @@ def shard(model, place):
 
 
 if __name__ == "__main__":
-    start_ranks(train, __doc__)
+    start_ranks(train, typed)

@@ -9,9 +9,14 @@ train_step is common.engine.loop.train_one_epoch; the same loop in nine lines, w
 benchmarks/overhead.py.
 """
 
-from common.machine.begin import begin
+from common.settings.command import begin_one, switch, value
 
-begin(__name__)
+FLAGS = {
+    "--use-model-parallel": switch("put the stages on two devices"),
+    "--micro-batches": value("cut every batch into M parts (%(default)s)", metavar="M", default=1),
+    "--split-at": value("first block of the second stage (balances measured time)", str, "BLOCK"),
+}
+typed = begin_one(__name__, __doc__, FLAGS)  # before torch is imported
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -22,13 +27,7 @@ from common.engine.run import ParallelContext, run
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
 from common.ranks.stages import TwoStage, choose_two, cut_in_two, describe_two
-from common.ranks.start import start_one, switch, value
-
-FLAGS = {
-    "--use-model-parallel": switch("put the stages on two devices"),
-    "--micro-batches": value("cut every batch into M parts (%(default)s)", metavar="M", default=1),
-    "--split-at": value("first block of the second stage (balances measured time)", str, "BLOCK"),
-}
+from common.ranks.start import start_one
 
 
 def train(config, options, place):
@@ -60,4 +59,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_one(train, __doc__, FLAGS, choose_two)
+    start_one(train, typed, choose_two)

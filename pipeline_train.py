@@ -13,9 +13,16 @@ is common.engine.loop.train_one_epoch; the same loop in nine lines, without meas
 benchmarks/overhead.py.
 """
 
-from common.machine.begin import begin
+from common.settings.command import begin_ranks, choice, value
 
-begin(__name__)
+FLAGS = {
+    "--micro-batches": value("cut every batch into M parts (%(default)s)", metavar="M", default=4),
+    "--pipeline-schedule": choice(
+        "gpipe: all forward passes, then all backward passes | 1f1b: in turn", ("gpipe", "1f1b"), "NAME"
+    ),
+    "--split-at": value("first blocks of all stages but the first (balances measured time)", str, "BLOCK", nargs="+"),
+}
+typed = begin_ranks(__name__, __doc__, FLAGS)  # before torch is imported
 
 import torch
 from torch.utils.data import DistributedSampler
@@ -25,16 +32,8 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.pipeline import SCHEDULES, Pipeline, describe_stages, refuse_stages, say_bubble
-from common.ranks.start import choice, start_ranks, value
-
-FLAGS = {
-    "--micro-batches": value("cut every batch into M parts (%(default)s)", metavar="M", default=4),
-    "--pipeline-schedule": choice(
-        "gpipe: all forward passes, then all backward passes | 1f1b: in turn", SCHEDULES, "NAME"
-    ),
-    "--split-at": value("first blocks of all stages but the first (balances measured time)", str, "BLOCK", nargs="+"),
-}
+from common.ranks.pipeline import Pipeline, describe_stages, refuse_stages, say_bubble
+from common.ranks.start import start_ranks
 
 
 def refuse(config, options):
@@ -72,4 +71,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_ranks(train, __doc__, FLAGS, refuse, share_batches=False)
+    start_ranks(train, typed, refuse, share_batches=False)

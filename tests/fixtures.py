@@ -130,7 +130,7 @@ def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelConte
 def start_here(monkeypatch, script: str) -> None:
     """Do what `python script` would, with sys.argv as it is, in this process; errors pass through."""
     monkeypatch.setattr("common.ranks.start.run_script", lambda main, as_rank=False: main())
-    monkeypatch.setattr("common.machine.begin.begin", lambda name: None)
+    monkeypatch.setattr("common.settings.command.begin", lambda name, parse, as_rank: parse())
     runpy.run_path(str(PROJECT / script), run_name="__main__")
 
 

@@ -9,15 +9,12 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 LARGEST_TEXT = 2**28  # bytes; a results.json of a thousand runs has 20 MB
 KINDS = {
     stat.S_IFDIR: "a directory",
@@ -92,6 +89,8 @@ def as_record(values: object, kind: type[Record]) -> Record:
 
     Raises ValueError, which says where they do not fit.
     """
+    import msgspec  # a command line is parsed before it is known whether there is one
+
     record = msgspec.convert(values, kind)
     written = without_nan(record)
     if written != values and written != (found := without_nan(values)):

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict, ge
 from msgspec import Meta
 
 from common.errors import FAILED, SuiteError
-from common.files.reading import Count, as_record, read_json
+from common.files.reading import as_record, read_json
 from common.files.writing import write_json
 
 SCHEMA_VERSION: Literal[6] = 6
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 if TYPE_CHECKING:
     Measured = float
 else:

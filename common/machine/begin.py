@@ -1,4 +1,4 @@
-"""How a program begins: `begin(__name__)` at its top, before it imports any package."""
+"""How a program begins: `begin(__name__, parse)` at its top, before it imports any package."""
 
 import atexit
 import gc
@@ -8,7 +8,9 @@ import re
 import shlex
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from common.errors import MACHINE, SuiteError
 
@@ -18,29 +20,34 @@ PACKAGES = (*TRAINING, *SHOWING)  # requirements.txt
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
-def begin(name: str, training: bool = True) -> None:
-    """Check the packages, and import torch if training; end the program with one line if one is missing or broken.
+def begin(name: str, parse: Callable[[], Any] | None = None, training: bool = True, as_rank: bool = False) -> Any:
+    """Check the packages, parse the command line, and import torch if training; return what parse() returns.
 
-    name: the caller's __name__; nothing happens where it is imported, except by a process that it has spawned. From now
-    on Ctrl-C, also during imports, ends the program without a word.
+    A package that is missing or broken ends the program with one line, as does an error of parse(), which comes before
+    the imports that take long. name: the caller's __name__; nothing happens where it is imported, and a process that it
+    has spawned does not parse. as_rank: see run_script(). From now on Ctrl-C, also during imports, ends the program
+    without a word.
     """
     if name not in ("__main__", "__mp_main__"):
-        return
+        return None
     sys.excepthook = _say_nothing_of_ctrl_c
     _require(PACKAGES if training else SHOWING)
-    from common.machine.entry import skip_teardown  # needs the packages
+    from common.machine.entry import call_early, skip_teardown  # needs the packages
     from common.machine.lifetime import end_with_parent, has_launcher
 
     atexit.register(skip_teardown)
-    if not training:
-        return
-    if has_launcher():  # which may end while this rank imports torch
+    if training and has_launcher():  # which may end while this rank imports torch
         end_with_parent()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect; errors are reported
-    gc.disable()  # for a sixth of the time it would look for garbage in what is imported, and find none
-    _import_torch()
-    gc.freeze()  # nor will it look there later
-    gc.enable()
+    typed = call_early(parse, as_rank) if parse and name == "__main__" else None
+    if training:
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "FATAL"
+        )  # or c10d logs each attempt to connect; errors are reported
+        gc.disable()  # for a sixth of the time it would look for garbage in what is imported, and find none
+        _import_torch()
+        gc.freeze()  # nor will it look there later
+        gc.enable()
+    return typed
 
 
 def check_tensorboard() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from traceback import walk_tb
+from typing import Any
 
 from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
 from common.machine.lifetime import TAG
@@ -36,12 +37,19 @@ def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
     """
     global _exit_code
     try:
-        _prepare(as_rank)
+        _prepare()
+        _handle_signals(as_rank)
         _call(main, as_rank)
         _exit_code = 0
     except SystemExit as ended:
         _exit_code = ended.code or 0
         raise
+
+
+def call_early(function: Callable[[], Any], as_rank: bool) -> Any:
+    """Return what `function()` returns, before run_script() is called; its errors end the program as they do there."""
+    _prepare()
+    return _call(function, as_rank)
 
 
 def skip_teardown() -> None:
@@ -56,11 +64,14 @@ def skip_teardown() -> None:
         os._exit(_exit_code)
 
 
-def _prepare(as_rank):
+def _handle_signals(as_rank):
     is_rank = as_rank and "RANK" in os.environ  # it may be a fork, which has what its parent set
     for number in (*AFTER_STEP, signal.SIGQUIT):
         _handle(number, signal.SIG_DFL if is_rank else _exit)  # so that every `with` is left in good order
     sys.unraisablehook = sys.__unraisablehook__ if is_rank else _raise_later
+
+
+def _prepare():
     if os.path.expanduser("~") == "~":  # a user whom the system does not know
         os.environ["HOME"] = os.devnull  # with which libraries do better than without one
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
@@ -73,8 +84,9 @@ def _prepare(as_rank):
 
 def _call(main, as_rank):
     try:
-        main()
+        returned = main()
         sys.stdout.flush()
+        return returned
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:

@@ -19,7 +19,20 @@ from pathlib import Path
 
 from common.machine.begin import begin
 
-begin(__name__)
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
+    parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
+    parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
+    what = "whose GPUs are to compute something (%(default)s)"
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
+    seen = "that another machine has and this one must see"
+    parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    return parser.parse_args()
+
+
+typed = begin(__name__, parse)
 
 import psutil
 import torch
@@ -175,17 +188,8 @@ def _same_namespace(pid):
         return not Path("/proc/self").exists()
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Print a line per check; exit with 3 (MACHINE) if one is bad."""
-    parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
-    parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
-    parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
-    what = "whose GPUs are to compute something (%(default)s)"
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
-    seen = "that another machine has and this one must see"
-    parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    arguments = parser.parse_args()
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
     for file in arguments.sees:
         if not file.exists():
@@ -206,4 +210,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(typed))

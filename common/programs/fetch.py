@@ -6,22 +6,26 @@ python -m common.programs.fetch --dataset mnist --data-root ./data
 from typing import Any
 
 from common.machine.begin import begin
-
-begin(__name__)
-
-from common.data.image_set import load_image_set
-from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser
 from common.settings.config import add_training_flags
 
 
-def main() -> None:
+def parse() -> Any:
     parser = OneLineParser(prog="-m common.programs.fetch", description=__doc__)
     add_training_flags(parser)
-    arguments: Any = parser.parse_args()
+    return parser.parse_args()
+
+
+typed = begin(__name__, parse)
+
+from common.data.image_set import load_image_set
+from common.machine.entry import run_script
+
+
+def main(arguments: Any) -> None:
     image_set = load_image_set(arguments)
     print(f"{image_set.name}: {len(image_set.train_labels)} training and {len(image_set.test_labels)} test images")
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(typed))

@@ -9,22 +9,27 @@ import json
 from typing import Any
 
 from common.machine.begin import begin
-
-begin(__name__)
-
-from common.data.image_set import load_image_set
-from common.machine.entry import run_script
-from common.models.build import block_names, build_network
 from common.settings.arguments import OneLineParser
 from common.settings.config import add_training_flags, check_image_size, default_model
 
 
-def main() -> None:
+def parse() -> Any:
     parser = OneLineParser(prog="-m common.programs.model", description=__doc__)
     add_training_flags(parser, several=True)
     parser.add_argument("--json", action="store_true")
     arguments: Any = parser.parse_args()
     check_image_size(arguments.dataset, arguments.image_size)
+    return arguments
+
+
+typed = begin(__name__, parse)
+
+from common.data.image_set import load_image_set
+from common.machine.entry import run_script
+from common.models.build import block_names, build_network
+
+
+def main(arguments: Any) -> None:
     image_set, numbers = load_image_set(arguments), {}
     shape, classes = image_set.image_shape, len(image_set.classes)
     for name in arguments.model or [default_model(arguments.dataset)]:
@@ -39,4 +44,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(typed))

@@ -18,8 +18,25 @@ from types import SimpleNamespace
 from typing import Any
 
 from common.machine.begin import begin
+from common.settings.arguments import OneLineParser, positive_int
+from common.settings.config import add_training_flags, default_model, parse_with_recipe
 
-begin(__name__)
+
+def parse() -> Any:
+    parser = OneLineParser(prog="-m common.programs.probe", description=__doc__)
+    add_training_flags(parser, several=True)
+    parser.add_argument(
+        "--sizes", type=positive_int, nargs="+", default=[128], metavar="N", help="time steps on N images"
+    )
+    parser.add_argument("--threads", type=positive_int, metavar="N")
+    parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
+    parser.add_argument("--ceiling", action="store_true", help="the loader's speed, and what it takes of the cores")
+    parser.add_argument("--link", action="store_true", help="how fast ranks that train exchange gradients")
+    parser.set_defaults(num_workers=[0])
+    return parse_with_recipe(parser, several=True)
+
+
+typed = begin(__name__, parse)
 
 import psutil
 import torch
@@ -42,8 +59,6 @@ from common.machine.lifetime import end_with_parent
 from common.machine.memory import free_memory, peak_resident_bytes
 from common.models.build import Network, block_names, build_network
 from common.ranks.group import shutdown
-from common.settings.arguments import OneLineParser, positive_int
-from common.settings.config import add_training_flags, default_model, parse_with_recipe
 
 SECONDS_PER_MEASUREMENT = 1.0
 # bytes: what DistributedDataParallel exchanges first, and at once after that (torch, nn/parallel/distributed.py)
@@ -290,20 +305,9 @@ def _measure_model(name, arguments, image_set, device, test_loader):
     return [StepTime(name, size, milliseconds) for size, milliseconds in times.items()], link, blocks
 
 
-def main() -> None:
-    parser = OneLineParser(prog="-m common.programs.probe", description=__doc__)
-    add_training_flags(parser, several=True)
-    parser.add_argument(
-        "--sizes", type=positive_int, nargs="+", default=[128], metavar="N", help="time steps on N images"
-    )
-    parser.add_argument("--threads", type=positive_int, metavar="N")
-    parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
-    parser.add_argument("--ceiling", action="store_true", help="the loader's speed, and what it takes of the cores")
-    parser.add_argument("--link", action="store_true", help="how fast ranks that train exchange gradients")
-    parser.set_defaults(num_workers=[0])
-    arguments: Any = parse_with_recipe(parser, several=True)
+def main(arguments: Any) -> None:
     print(json.dumps(asdict(measure(arguments, load_image_set(arguments)))))
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(typed))

@@ -7,15 +7,25 @@ cannot be compared. More pairs of files may follow; the answers are in their ord
 """
 
 import json
-import sys
 
 from common.machine.begin import begin
+from common.settings.arguments import OneLineParser
 
-begin(__name__)
+
+def parse() -> list[str]:
+    parser = OneLineParser(prog="-m common.programs.weights", description=__doc__)
+    parser.add_argument("files", nargs="+", metavar="FILE", help="two state_dicts, or more pairs")
+    files = parser.parse_args().files
+    if len(files) % 2:
+        parser.error(f"expected pairs of files, found {len(files)}")
+    return files
+
+
+typed = begin(__name__, parse)
 
 import torch
 
-from common.errors import FAILED, USAGE, SuiteError
+from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -33,11 +43,7 @@ def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor
     return torch.stack(distances).max().item()
 
 
-def main() -> None:
-    files = sys.argv[1:]
-    if not files or len(files) % 2:
-        advice = "type: python -m common.programs.weights reference.pth other.pth"
-        raise SuiteError("common.programs.weights compares pairs of files", f"{len(files)} given", advice, USAGE)
+def main(files: list[str]) -> None:
     print(json.dumps([_compared(*pair) for pair in zip(files[::2], files[1::2], strict=True)]))
 
 
@@ -49,4 +55,4 @@ def _compared(*pair):
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(typed))

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,66 +26,36 @@ from common.machine.memory import free_memory
 from common.ranks.lost import GRACE_SECONDS, name_lost_ranks
 from common.ranks.meet import find_ranks, rank_device
 from common.ranks.slurm import become_rank
-from common.settings.arguments import one_of, positive_float, positive_int
-from common.settings.config import RunConfig, parse, script_parser
+from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 from common.words import count
 
 ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)))
 
 
-def switch(help: str) -> dict:
-    """Return a flag that is on where it is typed."""
-    return {"action": "store_true", "help": help}
-
-
-def value(help: str, parse: Callable = positive_int, metavar: str = "N", **settings) -> dict:
-    """Return a flag with a value; settings: what else add_argument() takes."""
-    return {"help": help, "type": parse, "metavar": metavar, **settings}
-
-
-def choice(help: str, names: Iterable[str], metavar: str) -> dict:
-    """Return a flag whose value is one of some names, by default the first."""
-    return value(help, one_of([*names]), metavar, default=next(iter(names)))
-
-
-SPAWN = value("start N ranks here, without torchrun")
-WAITING = "give up when another rank does not answer for so many seconds (%(default)g)"
-DIST_TIMEOUT = value(WAITING, positive_float, "S", default=120.0)
-
-
 def _first_device(config, options):
     return available_devices(config.device)[:1]
 
 
-def start_one(train: Callable, description: str, flags: dict, choose_devices: Callable = _first_device) -> None:
-    """Parse the command line and call train(config, options, place), in a process that trains alone.
+def start_one(train: Callable, typed: tuple, choose_devices: Callable = _first_device) -> None:
+    """Call train(config, options, place), in a process that trains alone.
 
-    flags: the script's own, as add_argument() takes them. choose_devices(config, options): those that it trains on.
+    typed: (config, options), of begin_one(). choose_devices(config, options): those that it trains on.
     """
-
-    def main():
-        _train_alone(train, *parse_flags(description, flags), choose_devices)
-
-    run_script(main)
+    run_script(lambda: _train_alone(train, *typed, choose_devices))
 
 
 def start_ranks(
-    train: Callable,
-    description: str,
-    flags: dict | None = None,
-    refuse: Callable | None = None,
-    share_batches: bool = True,
-    alone: bool = False,
+    train: Callable, typed: tuple, refuse: Callable | None = None, share_batches: bool = True, alone: bool = False
 ) -> None:
-    """Parse the command line and call train(config, options, place) as a rank, or in --spawn N new ones.
+    """Call train(config, options, place) as a rank, or in --spawn N new ones.
 
-    refuse(config, options): raises what the flags contradict. share_batches: each rank gets a share of every batch.
-    alone: a process that is no rank may train too.
+    typed: (config, options), of begin_ranks(). refuse(config, options): raises what the flags contradict.
+    share_batches: each rank gets a share of every batch. alone: a process that is no rank may train too.
     """
+    config, options = typed
 
     def main():
-        config, options = parse_flags(description, {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT})
         if refuse:
             refuse(config, options)
         if options.spawn:
@@ -103,14 +73,6 @@ def start_ranks(
             raise SuiteError(what, found, advice, USAGE)
 
     run_script(main, as_rank=True)
-
-
-def parse_flags(description: str, flags: dict) -> tuple:
-    """Return the RunConfig and the Namespace of the script's own flags that were typed."""
-    parser = script_parser(description)
-    for name, settings in flags.items():
-        parser.add_argument(name, **settings)
-    return parse(parser)
 
 
 def _train_alone(train, config, options, choose_devices):

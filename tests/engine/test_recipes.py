@@ -66,7 +66,7 @@ def test_the_probe_measures_what_the_recipe_trains(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["probe", "--recipe", "fast", "--dataset", "mnist", "--num-workers", "0"])
     monkeypatch.setattr(probe, "load_image_set", lambda arguments: None)
     monkeypatch.setattr(probe, "measure", lambda arguments, image_set: asked.append(vars(arguments)) or measured)
-    probe.main()
+    probe.main(probe.parse())
     assert as_record(json.loads(capsys.readouterr().out), Probe) == measured
     values = RECIPES["fast"]["mnist"]
     expected = {**values, "model": [values["model"]], "batch_size": [values["batch_size"]]}

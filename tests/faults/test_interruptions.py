@@ -48,7 +48,7 @@ def in_file(file, part):
 
 
 def test_ctrl_c_while_torch_is_imported():
-    command, listens = [sys.executable, "data_parallel_train.py", "--help"], (signal.SIGINT, signal.SIG_DFL)
+    command, listens = [sys.executable, "data_parallel_train.py"], (signal.SIGINT, signal.SIG_DFL)
     options = {"env": child_environment(), "preexec_fn": partial(signal.signal, *listens), **PIPES}
     process = subprocess.Popen(command, cwd=PROJECT, **options)
     wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text(), process=process)

@@ -1,7 +1,10 @@
 """Importing `common` does nothing; a program says where it begins."""
 
+import re
+
 import pytest
 
+from common.errors import USAGE
 from tests.fixtures import PROJECT
 
 IMPORTED = """
@@ -29,6 +32,23 @@ assert state() == before and len(modules) > 40, (before, state())
 def test_importing_any_module_of_common_has_no_effect(project):
     done = project("-c", IMPORTED, tiny=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SCRIPTS = "accelerate_train data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train mnist"
+
+
+@pytest.mark.parametrize("flag, code", [("--help", 0), ("--batch-sise", USAGE)])
+@pytest.mark.parametrize(
+    "program",
+    [
+        *(f"{script}.py" for script in [*SCRIPTS.split(), "compare_parallel"]),
+        *(f"-m common.programs.{name}" for name in ("check", "fetch", "model", "probe", "weights")),
+    ],
+)
+def test_help_and_a_mistake_come_before_what_takes_long_to_import(program, flag, code, project):
+    done = project("-X importtime", *program.split(), flag, tiny=False)
+    imported = {*re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE)}
+    assert done.returncode == code and "argparse" in imported and not {"torch", "numpy", "jinja2"} & imported
 
 
 SPAWNING = """

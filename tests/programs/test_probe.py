@@ -50,7 +50,7 @@ def probed(monkeypatch, capsys, *flags):
     monkeypatch.setattr(sys, "argv", ["probe", *map(str, flags)])
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
     monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
-    probe.main()
+    probe.main(probe.parse())
     return json.loads(capsys.readouterr().out)
 
 
