@@ -43,10 +43,15 @@ def new_panels(count: int, height: float, each: float = 0.0, across: int = 3):
 
 def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG of 150 dots per inch; return `path`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     path.parent.mkdir(parents=True, exist_ok=True)
     show_literally(figure)
+    figure.set_dpi(150)
     with replacing(path) as file:
-        figure.savefig(file, format="png", dpi=150)
+        # savefig() would draw it twice; of all levels 3 makes the smallest files but 9, in a tenth of its time
+        FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 3})
+    figure.set_layout_engine("none")  # all has its place by now
     return path
 
 

@@ -42,7 +42,8 @@ def start_one(train: Callable, typed: tuple, choose_devices: Callable = _first_d
 
     typed: (config, options), of begin_one(). choose_devices(config, options): those that it trains on.
     """
-    run_script(lambda: _train_alone(train, *typed, choose_devices))
+    config, options = typed
+    run_script(lambda: _train_alone(train, config, options, choose_devices))
 
 
 def start_ranks(

@@ -9,7 +9,6 @@ import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 LEAST_ERROR = 1e-6  # that a look may take, however early it is
-SHARED_FREEDOM = 0.5  # how much the mean noise of all columns counts beside a column's own: see _variances
+SHARED_FREEDOM = 0.5  # how much the mean noise of all columns counts beside a column's own: see _Fit
 WIDEST = math.log(1000)  # half of an interval, of logarithms, that is as good as none
 ROUNDING = 1e-9  # singular values below this are zeros
 RESAMPLES = 999  # of a self-test
@@ -50,14 +49,14 @@ def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDE
     estimate of the standard deviation with `freedom` degrees (C. W. Dunnett, Biometrics 20, 1964). By Gauss-Legendre
     quadrature over that estimate and over what the normal variables have in common.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(100)
+    nodes, weights = np.polynomial.legendre.leggauss(60)
     top = math.sqrt(1 + 12 / math.sqrt(freedom) + 40 / freedom)  # beyond it lies less than 1e-9 of the chi distribution
     deviations = (nodes + 1) * top / 2
     exponents = (freedom - 1) * np.log(deviations) - freedom * deviations**2 / 2
     density = weights * np.exp(exponents - exponents.max())
     density /= density.sum()
-    common = 8 * nodes
-    shares = weights * np.exp(-(common**2) / 2)
+    common = 8 * nodes[nodes > 0]  # what is below 0 is alike
+    shares = weights[nodes > 0] * np.exp(-(common**2) / 2)
     shares /= shares.sum()
     loading, rest = math.sqrt(correlation), math.sqrt(1 - correlation)
 
@@ -107,7 +106,7 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], confidenc
 
 @functools.cache
 def _normal_table() -> tuple[Array, Array]:
-    points = np.linspace(-9, 9, 100_001)
+    points = np.linspace(-9, 9, 20_001)
     return points, np.array([math.erfc(-point / math.sqrt(2)) / 2 for point in points])
 
 
@@ -216,7 +215,8 @@ def mean_interval(values: Iterable[float], mean: float) -> tuple[float, float] |
     return mean / factor, mean * factor
 
 
-class _Fit(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Fit:
     """The columns' means, adjusted to all blocks, and what the observations (N) say of the noise.
 
     to_means: (columns, N), what of each observation is in a mean. of_column: (N, columns), 1 where it is of that one.
@@ -236,6 +236,27 @@ class _Fit(NamedTuple):
         differences: Array = self.to_means[reference] - self.to_means[list(others)]
         return differences
 
+    @functools.cached_property
+    def variances(self) -> tuple[Array, Array]:
+        """Return the variance of the noise of each column, and the covariance of these estimates.
+
+        The expected squares of each column's residuals are linear in all variances: solved for these (C. R. Rao's
+        MINQUE, Journal of Multivariate Analysis 1, 1971; without holes, F. E. Grubbs's estimates). As a few blocks tell
+        little of one column, the mean variance counts as SHARED_FREEDOM observations of each (as in G. K. Smyth,
+        Statistical Applications in Genetics and Molecular Biology 3, 2004). Its weight is not estimated: where one
+        column is noisier and looks quiet by chance, so do the columns look equal. Two columns cannot be told apart, and
+        share theirs.
+        """
+        counts, maker, of_column = self.of_column.sum(axis=0), self.to_residuals, self.of_column
+        mean = float(self.squares.sum()) / max(1, self.freedom)
+        shared = min(SHARED_FREEDOM, max(0.0, self.freedom + 1 - float(counts.max(initial=1))) / 4)
+        solve = np.linalg.pinv(of_column.T @ maker**2 @ of_column + shared * np.eye(len(counts)), rcond=ROUNDING)
+        least = shared * mean / (np.maximum(counts, 1) - 1 + shared) if shared else 0.0
+        variances = np.maximum(solve @ (self.squares + shared * mean), least)
+        spread = (maker * (of_column @ variances)) @ maker
+        covariance = 2 * of_column.T @ spread**2 @ of_column + 2 * shared * np.diag(variances**2)
+        return variances, solve @ covariance @ solve
+
 
 def _fit(values: Array) -> _Fit:
     """By least squares; the blocks' effects add up to 0, also among columns that share no block with the others."""
@@ -248,7 +269,7 @@ def _fit_of(values_as_bytes: bytes, shape: tuple[int, ...]) -> _Fit:
     blocks, columns = np.nonzero(np.isfinite(values))
     observed = values[blocks, columns]
     in_block, in_column = np.eye(len(values))[blocks], np.eye(values.shape[1])[columns]
-    to_means = np.linalg.pinv(in_column)
+    to_means = in_column.T / np.maximum(in_column.sum(axis=0), 1)[:, None]
     within = in_block - in_column @ to_means @ in_block
     to_effects = np.linalg.pinv(within, rcond=ROUNDING)
     to_means = to_means @ (np.eye(len(observed)) - in_block @ to_effects)
@@ -290,15 +311,15 @@ def ratios(
     tell the noise (all). The intervals are simultaneous over all `others`, at the given confidence.
 
     Randomised blocks on the logarithms: time = column x block x noise, by least squares, so that blocks may have holes.
-    Each column has a noise of its own (see `_variances`); the degrees of freedom of a difference's variance are F. E.
-    Satterthwaite's (Biometrics Bulletin 2, 1946), and the interval is C. W. Dunnett's (Journal of the American
+    Each column has a noise of its own (see `_Fit.variances`); the degrees of freedom of a difference's variance are
+    F. E. Satterthwaite's (Biometrics Bulletin 2, 1946), and the interval is C. W. Dunnett's (Journal of the American
     Statistical Association 50, 1955). It is None with less than two degrees of freedom, or less than two blocks that
     have both columns. What comes of it: benchmarks/false_alarms.py.
     """
     logs = np.log(times)
     fit, results = _fit(logs), []
     noise = fit if noise_blocks is None else _fit(logs[:noise_blocks])
-    contrasts, (variances, errors) = fit.contrasts(reference, others), _variances(noise)
+    contrasts, (variances, errors) = fit.contrasts(reference, others), noise.variances
     correlation = _least_correlation(contrasts)
     for other, weights in zip(others, contrasts**2 @ fit.of_column, strict=True):
         centre, low, high = float(fit.effects[reference] - fit.effects[other]), None, None
@@ -310,26 +331,6 @@ def ratios(
             low, high = math.exp(centre - margin), math.exp(centre + margin)
         results.append(Ratio(math.exp(centre), low, high))
     return results
-
-
-def _variances(noise: _Fit) -> tuple[Array, Array]:
-    """Return the variance of the noise of each column, and the covariance of these estimates.
-
-    The expected squares of each column's residuals are linear in all variances: solved for these (C. R. Rao's MINQUE,
-    Journal of Multivariate Analysis 1, 1971; without holes, F. E. Grubbs's estimates). As a few blocks tell little of
-    one column, the mean variance counts as SHARED_FREEDOM observations of each (as in G. K. Smyth, Statistical
-    Applications in Genetics and Molecular Biology 3, 2004). Its weight is not estimated: where one column is noisier
-    and looks quiet by chance, so do the columns look equal. Two columns cannot be told apart, and share theirs.
-    """
-    counts, maker, of_column = noise.of_column.sum(axis=0), noise.to_residuals, noise.of_column
-    mean = float(noise.squares.sum()) / max(1, noise.freedom)
-    shared = min(SHARED_FREEDOM, max(0.0, noise.freedom + 1 - float(counts.max(initial=1))) / 4)
-    solve = np.linalg.pinv(of_column.T @ maker**2 @ of_column + shared * np.eye(len(counts)), rcond=ROUNDING)
-    least = shared * mean / (np.maximum(counts, 1) - 1 + shared) if shared else 0.0
-    variances = np.maximum(solve @ (noise.squares + shared * mean), least)
-    spread = (maker * (of_column @ variances)) @ maker
-    covariance = 2 * of_column.T @ spread**2 @ of_column + 2 * shared * np.diag(variances**2)
-    return variances, solve @ covariance @ solve
 
 
 def _critical(comparisons: int, freedom: float, confidence: float, correlation: float) -> float:
@@ -391,7 +392,7 @@ def resolution(deviation: float, blocks: int, columns: int, comparisons: int, co
 
     deviation: of the noise, of logarithms. The critical value plus that of a chance of 80%, in standard errors: the
     usual approximation to the noncentral t (e.g. S. C. Chow et al., Sample Size Calculations, 2008, section 3.2). More
-    than two columns add about one degree of freedom to the usual estimate of `_variances`.
+    than two columns add about one degree of freedom to the usual estimate of `_Fit.variances`.
     """
     freedom = blocks - 1 + (columns > 2)
     if freedom < 2:

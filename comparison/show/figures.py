@@ -69,6 +69,7 @@ def find_font(language: str) -> str | None:
 def keep_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG and, beside it, as an SVG; return the PNG's path."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     font = find_font(spoken())
     with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
@@ -76,7 +77,7 @@ def keep_figure(figure, path: Path) -> Path:
         part_titles(figure)
         save_figure(figure, path)
         with replacing(path.with_suffix(".svg")) as file:
-            figure.savefig(file, format="svg", metadata={"Date": None, "Title": figure.get_suptitle()})
+            FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Title": figure.get_suptitle()})
     return path
 
 

@@ -52,7 +52,8 @@ def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
     """Return (figure, axes) with a line for each row, the first one on top, in every panel; labels on the left."""
     figure, axes, columns = new_panels(panels, 1.4, 0.6 + 0.36 * len(entries))
     for number, axis in enumerate(axes):
-        axis.set_yticks(range(len(entries)), [] if number % columns else [render(entry.label) for entry in entries])
+        shown = () if number % columns else entries
+        axis.set_yticks(range(len(shown)), [render(entry.label) for entry in shown])
         axis.set_ylim(len(entries) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")
     return figure, axes

@@ -17,13 +17,14 @@ def draw_phases(analysis: Analysis):
     if not shown:
         return None
     figure, axes = row_panels(done, len(shown))
+    places, colors = range(len(done)), [look_of(analysis, entry).color for entry in done]
     for axis, name in zip(axes, shown, strict=True):
-        for place, entry in enumerate(done):
-            mean, ideal = known[place].get(name), ideal_phase(analysis, entry, name)
-            axis.barh(place, mean or 0.0, 0.62, color=look_of(analysis, entry).color)
-            for color, width in (("white", 3.5), ("black", 1.5)) if ideal else ():  # to be seen on any colour
-                axis.plot(ideal, place, marker="|", color=color, markersize=22, markeredgewidth=width)
-            words, right = "" if mean is None else f"{mean:.1f}", axis.get_yaxis_transform()
+        axis.barh(places, [own.get(name, 0.0) for own in known], 0.62, color=colors)
+        ideals = {place: ideal for place, entry in enumerate(done) if (ideal := ideal_phase(analysis, entry, name))}
+        for color, width in (("white", 3.5), ("black", 1.5)) if ideals else ():  # to be seen on any colour
+            axis.plot([*ideals.values()], [*ideals], "|", color=color, markersize=22, markeredgewidth=width)
+        for place, own in enumerate(known):
+            words, right = f"{own[name]:.1f}" if name in own else "", axis.get_yaxis_transform()
             axis.text(0.98, place, words, transform=right, horizontalalignment="right", verticalalignment="center")
         axis.set_title(render(name))
     end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols

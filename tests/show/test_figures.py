@@ -39,6 +39,7 @@ def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, 
         figures.draw_all(analyse(report), tmp_path)
     assert {"map.png" if kind == "map" else "sweep-batch-size.png", "curves.png", "speed-up.png"} <= {*shown}
     for name, figure in shown.items():
+        figure.set_dpi(150)  # as in the PNG
         width, height = figure.get_size_inches()
         box = figure.get_tightbbox()  # in inches, around all that is drawn
         assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, (name, box, (width, height))
