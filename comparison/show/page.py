@@ -1,9 +1,9 @@
 """report.html, one file: the answer, a table that sorts, every raw time, phases and timeline by row, and details."""
 
-import base64
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
@@ -23,6 +23,7 @@ from comparison.words import join, render, say, spoken
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LINKED = ("phases.png", "timeline.png")  # the page draws these itself, row by row
+SAFE = " !$)*,/:;=?@"  # what an address in an attribute may hold besides letters and digits
 FINEST = 0.001  # of a timeline's width: what is no further apart is drawn as one
 
 
@@ -145,8 +146,9 @@ def _look(span):
 
 
 def _embed(file):
-    svg = file.with_suffix(".svg").read_bytes()
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    """An SVG file as an address, in three quarters of the characters that base64 takes."""
+    svg = " ".join(file.with_suffix(".svg").read_text(encoding="utf-8").split())
+    return Markup(f"data:image/svg+xml,{quote(svg, safe=SAFE)}")
 
 
 def _scoped(table):
