@@ -14,10 +14,10 @@ from common.settings.arguments import OneLineParser
 
 def parse() -> list[str]:
     parser = OneLineParser(prog="-m common.programs.weights", description=__doc__)
-    parser.add_argument("files", nargs="+", metavar="FILE", help="two state_dicts, or more pairs")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="state_dicts, in pairs")
     files = parser.parse_args().files
     if len(files) % 2:
-        parser.error(f"expected pairs of files, found {len(files)}")
+        parser.error(f"it compares pairs of files, {len(files)} given")
     return files
 
 

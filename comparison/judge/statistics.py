@@ -49,14 +49,16 @@ def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDE
     estimate of the standard deviation with `freedom` degrees (C. W. Dunnett, Biometrics 20, 1964). By Gauss-Legendre
     quadrature over that estimate and over what the normal variables have in common.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(60)
+    nodes, weights = np.polynomial.legendre.leggauss(100)
     top = math.sqrt(1 + 12 / math.sqrt(freedom) + 40 / freedom)  # beyond it lies less than 1e-9 of the chi distribution
-    deviations = (nodes + 1) * top / 2
+    roots = (nodes + 1) / 2
+    deviations = top * roots**3  # close together near 0, where T is large
     exponents = (freedom - 1) * np.log(deviations) - freedom * deviations**2 / 2
-    density = weights * np.exp(exponents - exponents.max())
+    density = weights * roots**2 * np.exp(exponents - exponents.max())
     density /= density.sum()
-    common = 8 * nodes[nodes > 0]  # what is below 0 is alike
-    shares = weights[nodes > 0] * np.exp(-(common**2) / 2)
+    nodes, weights = (part[30:] for part in np.polynomial.legendre.leggauss(60))  # what is below 0 is alike
+    common = 8 * nodes
+    shares = weights * np.exp(-(common**2) / 2)
     shares /= shares.sum()
     loading, rest = math.sqrt(correlation), math.sqrt(1 - correlation)
 

@@ -51,6 +51,11 @@ def test_dunnetts_quantile(freedom, row):
     assert found[0] == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-5)
 
 
+@pytest.mark.parametrize("freedom", [1, 2, 3])
+def test_dunnetts_quantile_of_an_early_look_with_few_blocks(freedom):
+    assert dunnett_quantile(1, freedom, 0.9999) == pytest.approx(stats.t.ppf(0.99995, freedom), rel=1e-4)
+
+
 @pytest.mark.parametrize("confidence, freedom", [(0.9, 2), (0.95, 7), (0.999, 30)])
 def test_dunnetts_quantile_for_other_correlations(confidence, freedom):
     for correlation in (0.0, 0.3):

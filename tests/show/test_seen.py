@@ -468,7 +468,8 @@ def bars(axis):
 
 def test_phases_and_memory_are_bars_as_long_as_they_were(drawn):
     for axis in drawn["phases.png"].axes:
-        part, ticks = axis.get_title(), {line.get_ydata()[0]: line.get_xdata()[0] for line in axis.get_lines()}
+        part, lines = axis.get_title(), axis.get_lines()
+        ticks = {at: tick for line in lines for at, tick in zip(line.get_ydata(), line.get_xdata(), strict=True)}
         times = [phase(name, part) for name in RESULTS]
         assert [length for *_, length in bars(axis)] == pytest.approx(times) and max(times) < axis.get_xlim()[1]
         assert all(shows(text.get_text(), value) for text, value in zip(axis.texts, times, strict=True))
