@@ -1,19 +1,21 @@
 """How far from the best of all combinations of options is what a comparison's tips find?
 
-    python benchmarks/tips.py --network lenet --output figures/benchmark/tips-lenet.json
+    python benchmarks/tips.py
 
-The first call writes what tips of one process with all cores pick in a minute, as after a comparison; the second one
-launches every combination of the same options once in each of --blocks, in turns.
+Tips of one process with all cores, for a minute, as after a comparison; then every combination of the same options,
+each launched once in each of --blocks, in turns.
 """
 
-import json
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from statistics import geometric_mean
 
-from measure import Witness, arguments_of, write
+from measure import as_table
+from runs import Runs, arguments_of, benchmark
 
 import compare_parallel
 from common.machine.entry import run_script
@@ -23,55 +25,56 @@ from comparison.plan.tips import options_for, that_go_together, with_options
 from comparison.run.session import run_comparison
 from comparison.run.tips import LONGEST, Clock, run_block, try_options
 
-MADE = ("command", "environment", "foreign_cores")  # by write()
 DATA = {"lenet": "mnist", "vgg": "cifar10"}
 
 
-def measured(network: str, data_root: str, place: Path):
-    """Return a comparison of one row, after a run of it."""
+def measured(work: Callable, network: str, data_root: str):
+    """Return work(comparison, directory) of a comparison of one row that has run."""
     typed = f"--dataset {DATA[network]} --model {network} --loader resident --epochs 2 --max-steps 20 --no-augment"
     rows = "--methods single-all-cores --baseline single-all-cores --threads-per-device 1 --repeats 1"
-    sys.argv = ["compare_parallel.py", *typed.split(), *rows.split(), "--data-root", data_root]
-    report, shared_flags = compare_parallel.plan_comparison(*compare_parallel.parse(), place)
-    return run_comparison(report, shared_flags, compare_parallel.output_to(place))
+    before, sys.argv = sys.argv, ["compare_parallel.py", *typed.split(), *rows.split(), "--data-root", data_root]
+    with temporary_directory() as place:
+        report, shared_flags = compare_parallel.plan_comparison(*compare_parallel.parse(), Path(place))
+        sys.argv = before
+        return work(run_comparison(report, shared_flags, compare_parallel.output_to(Path(place))), Path(place))
 
 
-def exhaustive(report, blocks: int, place: Path) -> dict[str, float]:
-    """Return how many times as fast as the plain row each combination of options is."""
-    names = options_for(report.plan[0], report)
+def picked(report, place: Path) -> str:
+    tried = try_options(report, report.rows[0], place / "tips", LONGEST)
+    best = best_tip(find_tips(tried)) if tried else None
+    return " + ".join(best.options) if best else "none"
+
+
+def combined(report, place: Path) -> dict[str, float]:
+    """Return how many times as fast as the plain row each combination of options is, in a launch of each."""
+    plain, names, cores = report.plan[0], options_for(report.plan[0], report), report.environment["cores"]
     sets = [some for size in range(1, len(names) + 1) for some in combinations(names, size)]
-    able = [some for some in sets if that_go_together(list(some)) == some]
-    plain, cores = report.plan[0], report.environment["cores"]
+    rows = [with_options(plain, some, cores) for some in sets if that_go_together(list(some)) == some]
     tried = replace(report, plan=(plain,), outcomes=(), order=())
-    with temporary_directory() as compiled:
-        for _ in range(blocks):
-            rows = [plain, *(with_options(plain, some, cores) for some in able)]
-            tried = run_block(tried, rows, place, Clock(3600.0), compiled)
-    return {" + ".join(tip.options): tip.speed for tip in find_tips(tried)}
+    tried = run_block(tried, [plain, *rows], place / "all", Clock(1e4), str(place))
+    return {"none": 1.0, **{" + ".join(tip.options): tip.speed for tip in find_tips(tried) if tip.ratio}}
 
 
-def main() -> None:
-    def more(parser):
-        parser.add_argument("--network", choices=sorted(DATA), default="lenet", help="(%(default)s)")
+def measure(runs: Runs) -> dict:
+    root, works = runs.arguments.data_root, {"tips": picked}
+    works |= dict.fromkeys(map(str, range(runs.arguments.blocks)), combined)
+    cases = {(net, key): partial(measured, work, net, root) for net in DATA for key, work in works.items()}
+    found = runs.each({", ".join(case): work for case, work in cases.items()})
+    blocks = {net: [found[f"{net}, {block}"] for block in works if block != "tips"] for net in DATA}
+    means = {
+        net: {name: geometric_mean(one[name] for one in own) for name in own[0] if all(name in one for one in own)}
+        for net, own in blocks.items()
+    }
+    return {"picked": {net: found[f"{net}, tips"] for net in DATA}, "times_as_fast": means}
 
-    arguments = arguments_of(__doc__, 2, more)
-    typed, file = [*sys.argv], Path(arguments.output)
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    with ExitStack() as stack:
-        witness, place = stack.enter_context(Witness()), Path(stack.enter_context(temporary_directory()))
-        report = measured(arguments.network, arguments.data_root, place)
-        if "picked" not in found:
-            tried = try_options(report, report.rows[0], place, LONGEST)
-            best = best_tip(find_tips(tried))
-            found = {"picked": " + ".join(best.options if best else ())}
-        else:
-            speeds = {"": 1.0, **exhaustive(report, arguments.blocks, place)}
-            most = max(speeds, key=lambda name: speeds[name])
-            found |= {"best": most, "picked_of_best": speeds[found["picked"]] / speeds[most], "times_as_fast": speeds}
-    sys.argv = typed
-    write(file, {name: found[name] for name in found if name not in MADE}, witness)
-    print(found["picked"], found.get("best", ""), found.get("picked_of_best", ""))
+
+def table(results: dict) -> str:
+    rows = []
+    for network, speeds in results["times_as_fast"].items():
+        pick, best = results["picked"][network], max(speeds, key=speeds.get)
+        rows.append((network, pick, f"{speeds[pick]:.2f}", best, f"{speeds[best]:.2f}"))
+    return as_table("Network | Tips pick | Times as fast | Best of all | Times as fast", rows, left=(0, 1, 3))
 
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(arguments_of(__doc__, 2, timeout=400), measure, table))

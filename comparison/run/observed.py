@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,13 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
         data_ranks=first.world,
         gpu_uuids=tuple(uuid for rank in last for uuid in rank["gpu_uuids"]),
     )
+
+
+def with_batch(result: RunResult, batch: int) -> RunResult:
+    """Return a result of which only its script knows the batch: nobody sees the samples of a compiled network."""
+    epochs = tuple(replace(epoch, samples=epoch.steps * batch) for epoch in result.epochs)
+    part = math.ceil(batch / len(result.devices))
+    return replace(result, epochs=epochs, global_batch_size=batch, per_device_batch_size=part)
 
 
 def _epoch(number: int, ranks: Sequence[dict[str, Any]]) -> EpochRecord:

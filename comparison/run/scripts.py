@@ -22,7 +22,7 @@ from common.words import count
 from comparison.methods import PROJECT
 from comparison.rows import Configuration
 from comparison.run.launch import started
-from comparison.run.observed import Start, read_start, result_of, step_seconds
+from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
 
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
@@ -148,6 +148,8 @@ class ScriptRun(Run):
         if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:
             typed, seconds = shlex.join(self._command), self._startup or 0.0
             result = result_of(self._starts, typed, seconds, self._environment)
+            if not result.global_batch_size and not self.configuration.is_script:
+                result = with_batch(result, self.configuration.planned.batch_size)
             return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES} (log: {self._log})")
         start, log = self._start, f" (log: {self._log})"
         if not start.ranks:
