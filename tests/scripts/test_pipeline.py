@@ -77,7 +77,8 @@ def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batc
         *"--model strided --threads 1".split(),
         *flags(settings),
     )
-    config = make_config(dataset="synthetic-mnist", data_root=str(data_root), model="strided", **settings)
+    same = {"dataset": "synthetic-mnist", "data_root": str(data_root), "model": "strided", "loader": "workers"}
+    config = make_config(**same, **settings)
     expected, training, tested = one_device(config, micro_batches)
     assert weights.keys() == expected.keys()
     for name, value in expected.items():
