@@ -11,12 +11,13 @@ from comparison.plan.tips import options_for
 from comparison.results_file import read_results, write_results
 from comparison.rows import Outcome
 from comparison.run import tips as tips_module
+from comparison.run.observed import with_batch
 from comparison.run.tips import run_tips
 from comparison.show.advice import possible
 from comparison.show.report import TIPS, present
 from comparison.show.tables import tip_rows
 from tests.fixtures import PROJECT, small
-from tests.reports import configuration, make_result, report_of, runs
+from tests.reports import configuration, each_epoch, make_result, report_of, runs
 
 SPEEDS = {"bf16": 1.6, "huge pages": 1.25, "compile": 0.8}  # times as fast as without; of several, their product
 NOISE = (1.0, 1.004, 0.996, 1.002)
@@ -192,3 +193,10 @@ def test_a_script_of_the_suites_is_observed_in_turns(data_root, tmp_path):
         assert outcome.result.startup_seconds > 0.1
     (tip,) = find_tips(tried)
     assert tip.options == PAGES and tip.ratio.value > 0
+
+
+def test_of_a_compiled_network_the_batch_is_known_by_the_plan():
+    unseen = each_epoch(make_result(global_batch_size=0), samples=0)
+    known = with_batch(unseen, SINGLE.planned.batch_size)
+    assert known.global_batch_size == known.per_device_batch_size == 100
+    assert [epoch.samples for epoch in known.epochs] == [1000] * 3
