@@ -183,7 +183,7 @@ def curves_finding(analysis: Analysis) -> str:
     far = abs(apart[most])
     if far < 0.05:
         return say("Final accuracy: every row within 0.1 points of its baseline")
-    return say("Final accuracy: every row within {x:.1f} points of its baseline (“{row}”)", x=far, row=most)
+    return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
 
 
 def _has_rival(entry):

@@ -563,7 +563,7 @@ def test_accuracies_are_compared_with_those_of_the_same_seed():
     assert plots.differences(dp, single) == []
     alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
     for compared, finding in (
-        (report, "Final accuracy: every row within 2.5 points of its baseline (“DDP”)"),
+        (report, "Final accuracy: every row within 2.5 points of its baseline (farthest: “DDP”)"),
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
