@@ -40,9 +40,7 @@ def begin(name: str, parse: Callable[[], Any] | None = None, training: bool = Tr
         end_with_parent()
     typed = call_early(parse, as_rank) if parse and name == "__main__" else None
     if training:
-        os.environ.setdefault(
-            "TORCH_CPP_LOG_LEVEL", "FATAL"
-        )  # or c10d logs each attempt to connect; errors are reported
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # or c10d logs each attempt to connect
         gc.disable()  # for a sixth of the time it would look for garbage in what is imported, and find none
         _import_torch()
         gc.freeze()  # nor will it look there later

@@ -63,7 +63,8 @@ def wait_for_others(seconds: float) -> list[Program]:
         if time.monotonic() >= end:
             break
         if named != said:
-            print(f"Waiting for {named}, for at most {seconds:g} s more (--wait 0: do not wait)", flush=True)
+            left = end - time.monotonic()
+            print(f"Waiting for {named}, for at most {left:.0f} s more (--wait 0: do not wait)", flush=True)
         said = named
         time.sleep(0.5)
     return others

@@ -37,7 +37,7 @@ def test_a_log_takes_the_place_of_what_is_no_file(make, tmp_path):
     (tmp_path / "precious").write_text("mine")
     make(tmp_path / "log")
     reader = threading.Timer(20, lambda: os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK))
-    reader.start()  # or this test, too, would wait for who reads the FIFO
+    reader.start()  # or this test would block until the FIFO has a reader
     assert run_child(PRINTS, tmp_path / "log") == 0
     reader.cancel()
     assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "log").read_text() == "said\n"
