@@ -9,7 +9,7 @@ from typing import Any
 
 from common.errors import OUT_OF_MEMORY
 from common.files.results import RunResult
-from common.ranks.slurm import srun
+from common.ranks.launchers import srun
 from common.settings.config import FLAGS
 from comparison.methods import SCRIPT, method_of
 from comparison.words import count, join, named, say, valued

@@ -23,9 +23,9 @@ from common.machine.entry import end_after_step, run_script, told
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory
+from common.ranks.launchers import become_rank
 from common.ranks.lost import GRACE_SECONDS, name_lost_ranks
 from common.ranks.meet import find_ranks, rank_device
-from common.ranks.slurm import become_rank
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 from common.words import count

@@ -1,6 +1,7 @@
 """The command line of a training script: flags of its own, and its parsing, before torch is imported."""
 
-from argparse import Namespace
+import os
+from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ def choice(help: str, names: Iterable[str], metavar: str) -> dict:
 SPAWN = value("start N ranks here, without torchrun")
 WAITING = "give up when another rank does not answer for so many seconds (%(default)g)"
 DIST_TIMEOUT = value(WAITING, positive_float, "S", default=120.0)
+LOCAL_RANK = value(SUPPRESS, int)  # typed by torch.distributed.launch and deepspeed
 
 
 def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = None, as_rank: bool = False) -> Any:
@@ -37,12 +39,15 @@ def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = No
         parser = script_parser(description)
         for flag, settings in (flags or {}).items():
             parser.add_argument(flag, **settings)
-        return parse(parser)
+        config, options = parse(parser)
+        if (local_rank := vars(options).pop("local_rank", None)) is not None:
+            os.environ.setdefault("LOCAL_RANK", str(local_rank))
+        return config, options
 
     return begin(name, parse_flags, as_rank=as_rank)
 
 
 def begin_ranks(name: str, description: str, flags: Mapping[str, dict] | None = None) -> Any:
     """Begin a script that trains in ranks, as begin_one() does; return what start_ranks() takes."""
-    own = {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT}
+    own = {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT, "--local-rank": LOCAL_RANK}
     return begin_one(name, description, own, as_rank=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import DATA, MACHINE, USAGE, SuiteError
-from common.ranks.slurm import srun
+from common.ranks.launchers import srun
 from common.settings.config import FOLDER, MODELS
 from common.words import count
 from comparison.methods import Machine

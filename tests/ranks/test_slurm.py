@@ -18,7 +18,6 @@ import torch
 
 import compare_parallel
 from common.errors import SuiteError
-from common.ranks.slurm import become_rank, first_host
 from common.settings.totals import per_process
 from comparison.methods import python
 from comparison.results_file import read_results
@@ -32,45 +31,6 @@ TOLD = {
 }
 RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
 LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}
-
-# ---- what srun tells
-
-
-@pytest.mark.parametrize(
-    "hosts, first",
-    [("n1", "n1"), ("n1,n2", "n1"), ("n[07-09,12],m3", "n07"), ("rack[2,4]-node[10-11]", "rack2-node10")],
-)
-def test_the_first_host_of_a_list(hosts, first):
-    assert first_host(hosts) == first
-
-
-@pytest.mark.parametrize(
-    "given, expected",
-    [
-        (TOLD, RANK),
-        ({**TOLD, "MASTER_ADDR": "10.0.0.1"}, {**RANK, "MASTER_ADDR": "10.0.0.1"}),
-        ({**TOLD, "SLURM_STEP_NUM_TASKS": "1"}, {}),
-        ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "7"}, {}),  # of a batch script
-    ],
-)
-def test_ranks_are_what_srun_says(given, expected, monkeypatch):
-    for name in (*TOLD, *RANK):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    become_rank()
-    assert {name: os.environ.pop(name) for name in RANK if name in os.environ} == expected
-
-
-def test_the_command_of_the_kubernetes_example_trains(project, data_root, tmp_path, monkeypatch):
-    example = (PROJECT / "cluster" / "pytorchjob.yaml").read_text()
-    interpreter, script, *flags = re.search(r"command: \[(.*)\]", example)[1].split(", ")
-    flags = [flag.replace("/shared/data", str(data_root)).replace("/shared", str(tmp_path)) for flag in flags]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
-        monkeypatch.setenv(name, str(value))
-    done = project(script, *flags, "--figure-dir", tmp_path)
-    assert interpreter == "python" and done.returncode == 0 and (tmp_path / "train.pt").exists()
-
 
 # ---- a comparison on several nodes
 
