@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 
 import pytest
 import torch
@@ -109,13 +108,12 @@ TRAINER = {
 
 
 @pytest.mark.parametrize("file, told", [("pytorchjob.yaml", OPERATOR), ("trainjob.yaml", TRAINER)])
-def test_the_command_of_a_kubernetes_example_trains(file, told, project, data_root, tmp_path):
+def test_the_command_of_a_kubernetes_example_trains(file, told, project, data_root, tmp_path, free_port):
     command = re.search(r"command: \[(.*)\]", (PROJECT / "cluster" / file).read_text())[1]
     for there, here in {"/shared/data": data_root, "/shared": tmp_path, "/work/": ""}.items():
         command = command.replace(there, str(here))
     program, script, *flags = command.split(", ")
     launcher = {"python": (), "torchrun": ("-m", "torch.distributed.run")}[program]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        told = {name: value.format(port=free.getsockname()[1]) for name, value in told.items()}
+    told = {name: value.format(port=free_port) for name, value in told.items()}
     done = project(script, *flags, "--figure-dir", tmp_path, launcher=launcher, environment=told)
     assert done.returncode == 0 and (tmp_path / "train.pt").exists(), done.stderr
