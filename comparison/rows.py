@@ -98,6 +98,11 @@ class Configuration:
     tasks: int = 1
 
     @property
+    def script(self) -> str | None:
+        """The Python file that its command runs; None if the command names none, as `python -m MODULE`."""
+        return next((word for word in self.command if word.endswith(".py")), None)
+
+    @property
     def is_script(self) -> bool:
         """Whether it is somebody's own training script, of which nothing is planned."""
         return self.method == SCRIPT

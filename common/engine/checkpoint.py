@@ -1,6 +1,5 @@
 """Checkpoints: all that a training needs to go on as if it had never been interrupted."""
 
-import hashlib
 import pickle
 import zipfile
 from argparse import Namespace
@@ -10,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from common.data.image_set import ImageSet, checksum
+from common.data.image_set import ImageSet
 from common.engine.place import ParallelContext, States
 from common.engine.shares import Training
 from common.errors import DATA, USAGE, SuiteError
+from common.files.checksums import DIGITS, file_checksum
 from common.files.reading import as_record, refuse_inflated
 from common.files.results import EpochRecord
 from common.files.writing import replacing
@@ -27,16 +27,15 @@ DAMAGED = (  # what reading something else as a checkpoint may raise
 )
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
-FORMAT = 4
+FORMAT = 5
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
-    """Return the checksums of what `config` only names: the data set, and the file of a reader's own network."""
-    content = {"the data set's images and labels, by their checksum": checksum(image_set)[:16]}
+    """Return the checksums of what `config` only names: the data set, and the file of the user's own network."""
+    content = {"checksum of the data set": image_set.sha256[:DIGITS]}
     file = Path((config.model or "").rpartition(":")[0])
     if file.suffix == ".py":
-        found = hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else "missing"
-        content[f"{file.name}, by its checksum"] = found
+        content[f"checksum of {file.name}"] = file_checksum(file)
     return content
 
 

@@ -24,6 +24,7 @@ from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
 from common.errors import FAILED, SuiteError
+from common.files.checksums import CODE, code_checksum
 from common.files.describe import describe_end, describe_epoch, describe_start, result_name
 from common.files.plots import draw_curves
 from common.files.results import RunResult, write_result
@@ -80,10 +81,10 @@ class _Run:
         self.cores = SharedCores(self.say)
         if may_share(config, self.place.device):
             self.train_step = self.cores.before(self.train_step)
-        self.result = _before(context, config, options)
+        content = content_of(config, image_set)
+        self.result = _before(context, config, options, content)
         self.schedule = build_schedule(optimizer, config, self.steps)
         torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
-        content = content_of(config, image_set) if config.checkpoint or config.resume else {}
         self.checkpoints = Checkpoints(context, optimizer, self.schedule, config, options, content)
         self.log = EpochLog(config.tensorboard) if config.tensorboard and self.first else None
 
@@ -218,7 +219,7 @@ class _Run:
             raise SuiteError(what, self.result.reason, "give more --epochs, or a lower target", FAILED)
 
 
-def _before(context, config, options):
+def _before(context, config, options, content):
     place, ranks = context.place, context.sampler.num_replicas
     workers = total_workers(config.num_workers, ranks)
     own = [(device_name(device), gpu_uuid(device) if device.type == "cuda" else "") for device in place.devices]
@@ -241,6 +242,7 @@ def _before(context, config, options):
         gpu_uuids=tuple(filter(None, uuids)),
         threads_per_process=torch.get_num_threads(),
         precision=PRECISIONS[context.network.precision],
+        checksums={CODE: code_checksum(sys.argv[0]), **content} if place.rank == 0 else {},
     )
 
 

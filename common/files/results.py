@@ -163,6 +163,7 @@ class RunResult:
     reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself then. memory_parts: on the device with the
     largest peak.
     data_ranks: among how many ranks the images are divided, each with workers_per_process.
+    checksums: of the code, the data set and the user's own network; empty where the result is older.
     """
 
     method: str
@@ -191,6 +192,7 @@ class RunResult:
     gpu_uuids: tuple[str, ...] = ()
     reserved_memory_bytes: tuple[int, ...] = ()
     timeline: tuple[Span, ...] = ()
+    checksums: dict[str, str] = field(default_factory=dict)
     schema_version: Literal[6] = SCHEMA_VERSION
 
     @property

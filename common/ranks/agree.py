@@ -1,10 +1,8 @@
 """Whether all ranks were started alike: ranks with different flags, data or code train together in silence."""
 
-import hashlib
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,6 +10,7 @@ import torch.distributed as dist
 from common.data.image_set import ImageSet
 from common.engine.checkpoint import content_of
 from common.errors import MACHINE, USAGE, SuiteError
+from common.files.checksums import CODE, code_checksum
 from common.machine.environment import gpu_uuid
 from common.settings.config import FLAGS, option
 
@@ -44,14 +43,11 @@ def _start_of(place, image_set):
     flags = {name: value for name, value in asdict(place.config).items() if not FLAGS[name].by_rank}
     flags |= {name: getattr(place.config, name) and "a file" for name in ("checkpoint", "resume")}  # names may differ
     flags |= {name: value for name, value in vars(place.options).items() if name not in ("spawn", "dist_timeout")}
-    code = hashlib.sha256()
-    for file in (*sorted(Path(__file__).parent.parent.rglob("*.py")), Path(sys.argv[0])):
-        code.update(file.read_bytes())
     return {
         **{option(name): value for name, value in flags.items()},
         "the kind of device": place.device.type,
         "the version of torch": torch.__version__,
-        "the code, by its checksum": code.hexdigest()[:16],
+        CODE: code_checksum(sys.argv[0]),
         **content_of(place.config, image_set),
     }
 

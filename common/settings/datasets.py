@@ -26,7 +26,7 @@ class DataSet:
     archives: tuple[Archive, ...] = ()
     mean: tuple[float, ...] = ()  # of the training images' pixels per channel, on a 0..1 scale
     std: tuple[float, ...] = ()
-    sha256: str = ""  # checksum() of what is decoded
+    sha256: str = ""  # ImageSet.sha256 of what is decoded
 
     @property
     def files(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from common.errors import USAGE, SuiteError
+from common.files.checksums import CODE
 from common.files.results import RunResult
 from common.settings.config import RunConfig, flags_that
 from comparison.judge.measures import Measures
@@ -60,11 +61,20 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
         may_differ.add("images")
     if abs(result.epochs[-1].steps - reference.epochs[-1].steps) <= 1:
         may_differ.add("steps_per_epoch")
-    unequal = [name for name in mine if name not in may_differ and mine[name] != theirs[name]]
+    unequal = [(words_of(name), mine[name], theirs[name]) for name in mine if name not in may_differ]
+    own, other = result.checksums, reference.checksums
+    unequal += [(name, own[name], other[name]) for name in own if name in other and name != CODE]
     return [
-        say("{setting} instead of {other}", setting=valued(words_of(name), mine[name]), other=theirs[name])
-        for name in unequal
+        say("{setting} instead of {other}", setting=valued(name, value), other=expected)
+        for name, value, expected in unequal
+        if value != expected
     ]
+
+
+def changed_between(result: RunResult, first: RunResult) -> list[str]:
+    """Return what became another between two runs of one row: its code, its data set, or the file of its network."""
+    then, now = first.checksums, result.checksums
+    return [say("{name} changed between runs", name=name) for name in now if then.get(name, now[name]) != now[name]]
 
 
 def equal_images(results: Iterable[RunResult]) -> bool:
@@ -228,6 +238,8 @@ def _before_times(report: Report, row: Row) -> Standing:
     if baseline and baseline.results and row.results and not row.configuration.is_script:
         may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
         unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
+    changed = [text for run in row.results[1:] for text in changed_between(run, row.results[0])]
+    unequal += tuple(dict.fromkeys(changed))
     unlike: tuple[str, ...] = ()
     if row.configuration.is_script and row.results and baseline and baseline.results:
         unlike = seen_differences(row.results[0], baseline.results[0])

@@ -8,13 +8,14 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from common.errors import OUT_OF_MEMORY
+from common.files.checksums import CODE, file_checksum
 from common.files.results import Environment
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
@@ -90,6 +91,8 @@ class ScriptRun(Run):
         self._place = directory
         self._start = Start([])  # the latest
         self._startup: float | None = None
+        file = configuration.script
+        self._checksums = {CODE: file_checksum(file)} if file else {}
 
     def _begin(self):
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +150,7 @@ class ScriptRun(Run):
     def _found(self, exit_code):
         if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:
             typed, seconds = shlex.join(self._command), self._startup or 0.0
-            result = result_of(self._starts, typed, seconds, self._environment)
+            result = replace(result_of(self._starts, typed, seconds, self._environment), checksums=self._checksums)
             if not result.global_batch_size and not self.configuration.is_script:
                 result = with_batch(result, self.configuration.planned.batch_size)
             return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES} (log: {self._log})")

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from common.errors import OUT_OF_MEMORY, USAGE, SuiteError
+from common.files.checksums import CODE, code_checksum, file_checksum
 from common.files.writing import remove_torn
 from common.settings.arguments import MOST
 from common.words import count, duration
@@ -18,7 +19,7 @@ from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.plan import file_name, with_cut
 from comparison.record import Report
 from comparison.results_file import as_read, read_results, write_results
-from comparison.rows import Outcome, Trial
+from comparison.rows import Configuration, Outcome, Trial
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
 from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
@@ -60,12 +61,26 @@ def continued(report: Report, file: Path) -> Report:
     rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
     if not changed and (rows_then, earlier.order[: len(planned.order)]) != (rows_now, planned.order):
         changed = ["the rows or their order"]
+    changed = changed or _changed_code(earlier, report.plan)
     if changed:
         advice = "use the flags of that comparison, or leave out --resume to start again"
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
     kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
     now_typed = {name: getattr(report, name) for name in ("command", "settings", "environment")}
     return replace(earlier, plan=with_largest(report.plan, earlier.trials), outcomes=kept, **now_typed)
+
+
+def _changed_code(earlier: Report, plan: Sequence[Configuration]) -> list[str]:
+    """Return the rows whose script, or its package, has changed since their runs."""
+    changed = []
+    for row in earlier.all_rows:
+        file = next((own.script for own in plan if own.name == row.configuration.name), None)
+        then = {run.checksums[CODE] for run in row.results if CODE in run.checksums}
+        if then and file and Path(file).is_file():
+            path = Path(file).resolve()
+            now = file_checksum(path) if row.configuration.is_script else code_checksum(path, path.parent / "common")
+            changed += [f"the code of “{row.label}” has changed"] if then != {now} else []
+    return changed
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:

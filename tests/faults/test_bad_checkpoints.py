@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.engine.checkpoint import read_checkpoint
+from common.engine.checkpoint import FORMAT, read_checkpoint
 from common.errors import DATA, USAGE
 from common.settings.config import SCHEDULES
 from tests.fixtures import Bomb, make_checkpoints, make_config, put
 from tests.reports import make_result
 
-IMAGES, NETWORK = "the data set's images and labels, by their checksum", "net.py, by its checksum"
+IMAGES, NETWORK = "checksum of the data set", "checksum of net.py"
 CONTENT = {IMAGES: "0123", NETWORK: "4567"}
 DAMAGED, ANOTHER = "it is damaged, or no checkpoint", "that was another training"
 
@@ -143,7 +143,7 @@ def test_of_before_the_script_had_a_switch_and_when_another_flag_decided(checkpo
 @pytest.mark.parametrize("number", [1, 3])
 def test_of_another_format(number, checkpoint, refused):
     change(checkpoint, "format", number)
-    with refused(f"checkpoint of format {number}", DATA, f"its format is {number}, not 4", "start anew"):
+    with refused(f"checkpoint of format {number}", DATA, f"its format is {number}, not {FORMAT}", "start anew"):
         read(checkpoint)
 
 

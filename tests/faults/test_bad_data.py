@@ -17,7 +17,7 @@ import pytest
 
 from common.data import archives, image_set
 from common.data.archives import md5_of
-from common.data.image_set import checksum, load_image_set
+from common.data.image_set import load_image_set
 from common.errors import DATA
 from common.settings.datasets import DATASETS, Archive
 from tests.fixtures import Bomb, give_up_root, make_config
@@ -74,7 +74,7 @@ def known(server, monkeypatch):
 
     def known(name, archives, arrays):
         server.files |= {archive.name: content for archive, content in archives}
-        sha256 = checksum(image_set._image_set(name, arrays, DATASETS[name].classes))
+        sha256 = image_set._image_set(name, arrays, DATASETS[name].classes).sha256
         found = {"places": (server.address,), "archives": tuple(archive for archive, _ in archives), "sha256": sha256}
         monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **found))
 

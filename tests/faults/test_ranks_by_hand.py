@@ -148,7 +148,7 @@ def test_ranks_whose_data_sets_and_code_have_other_content(two_ranks, data_root,
     image_set.test_images[0, 0, 0] ^= 1  # one bit
     monkeypatch.setitem(DRAWN, "digits", lambda: [getattr(image_set, part) for part in PARTS])
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(tmp_path)))  # is kept there now
-    words = "the data set's images and labels, by their"
+    words = "checksum of the data set"
     said = two_ranks("one bit of a rank's data differs", words, "", f"--data-root {tmp_path}")
     shutil.copytree(PROJECT / "common", tmp_path / "common")
     shutil.copy(PROJECT / "ddp_train.py", tmp_path)

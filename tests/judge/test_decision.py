@@ -259,3 +259,29 @@ def test_a_sweep_names_no_value_as_the_fastest_that_is_undecided_or_disturbed():
     assert {sweep.value(entry) for entry in sweep.fastest} == {2, 4}
     (sweep,) = analyse(report_of(*rows, foreign_cores={"single-num_workers=2": 0.5})).sweeps
     assert sweep.fastest == ()
+
+
+SECONDS, HALF = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)
+DATA, CODE = "checksum of the data set", "checksum of the code"
+ONE, OTHER = {DATA: "aa", CODE: "11"}, {DATA: "bb", CODE: "22"}
+
+
+@pytest.mark.parametrize(
+    "single, ddp, expected",
+    [
+        ([ONE] * 3, [{**ONE, CODE: "22"}] * 3, "faster"),  # every method has its own script
+        ([{}] * 3, [OTHER] * 3, "faster"),  # an older result: nothing is known
+        ([ONE] * 3, [{**OTHER, CODE: "11"}] * 3, f"refused: {DATA} bb instead of aa"),
+        ([ONE] * 3, [ONE, {**ONE, CODE: "22"}, ONE], f"refused: {CODE} changed between runs"),
+        ([ONE] * 3, [ONE, {**ONE, DATA: "bb"}, {**ONE, DATA: "cc"}], f"refused: {DATA} changed between runs"),
+    ],
+)
+def test_what_was_trained_is_the_same_in_all_rows_and_runs(single, ddp, expected):
+    rows = [
+        (
+            configuration(method),
+            [replace(run, checksums=of) for run, of in zip(runs(method, seconds), checksums, strict=True)],
+        )
+        for method, seconds, checksums in (("single", SECONDS, single), ("ddp", HALF, ddp))
+    ]
+    assert analyse(report_of(*rows)).rows[1].result == expected

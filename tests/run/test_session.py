@@ -12,6 +12,7 @@ import pytest
 
 import compare_parallel
 from common.errors import FAILED, USAGE, SuiteError
+from common.files.checksums import CODE, code_checksum
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.plan.plan import make_order
@@ -142,6 +143,22 @@ def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, a
     for gpus in (1, 2):
         forecast.run_probe(replace(report, environment={**report.environment, "gpus": ["H200"] * gpus}), [])
     assert "--ceiling" in asked[3] and "--link" not in asked[3] and "--link" in asked[4]
+
+
+@pytest.mark.parametrize("changed", ["common/loop.py", "ddp_train.py"])
+def test_a_comparison_does_not_continue_with_other_code(changed, tmp_path):
+    (tmp_path / "common").mkdir()
+    script, file = tmp_path / "ddp_train.py", tmp_path / "results.json"
+    for path in (script, tmp_path / "common" / "loop.py"):
+        path.write_text("pass")
+    code = {CODE: code_checksum(script, tmp_path / "common")}
+    row = configuration("ddp", command=("python", str(script)))
+    report = report_of((row, [replace(run, checksums=code) for run in runs("ddp")]))
+    write_results(report, tmp_path)
+    assert len(continued(replace(report, outcomes=()), file).outcomes) == 3
+    (tmp_path / changed).write_text("pass  # changed")
+    with pytest.raises(SuiteError, match="cannot resume: that was another comparison; the code of “DDP” has changed"):
+        continued(replace(report, outcomes=()), file)
 
 
 def test_an_interrupted_comparison_leaves_what_was_measured_and_goes_on_where_it_was(planned, tmp_path, capsys):

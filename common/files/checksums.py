@@ -1,0 +1,22 @@
+"""Checksums that identify what was trained: a file, and the code of this package with a script."""
+
+import hashlib
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+DIGITS = 16  # of SHA-256's 64: enough to tell two versions apart
+CODE = "checksum of the code"
+
+
+def file_checksum(path: str | Path) -> str:
+    """Return the SHA-256 of a file, "missing" if there is none; DIGITS of its hexadecimal digits."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:DIGITS] if Path(path).is_file() else "missing"
+
+
+def code_checksum(script: str | Path, package: Path = PACKAGE) -> str:
+    """Return the SHA-256 of all Python files of a package, by default this one, and of a training script, in DIGITS
+    digits."""
+    digest = hashlib.sha256()
+    for file in (*sorted(package.rglob("*.py")), Path(script)):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:DIGITS]
