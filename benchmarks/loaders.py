@@ -4,9 +4,9 @@
 
 Alone: per-image loading with 0, 1 and 2 workers, as `--loader workers` does it, and `--loader resident`, in turn;
 batches of 128, augmented and normalised, MNIST and CIFAR-10; the resident loader also with all threads of this machine.
-Beside a training: epochs of the scripts with `--loader workers` and no other flag, one device and DDP, in turns with
-those of everything that a person could set by hand (threads, workers), on 1, 2 and 4 cores of this machine as
-far as it has them. The images of the larger networks are drawn ones, in a folder, so that few have to be tested.
+Beside a training: epochs of the scripts without flags, one device and DDP, in turns with those of every setting by
+hand (loader, threads, workers), on 1, 2 and 4 cores of this machine as far as it has them. The larger networks train
+on a folder of synthetic images, so that few have to be tested.
 """
 
 import itertools
@@ -98,12 +98,14 @@ def draw_folder(directory: Path, size: int) -> None:
 
 
 def choices(cores: int, ranks: int) -> dict[str, list[str]]:
-    """Return name → flags: none, and all that a person could set by hand."""
+    """Return name → flags: none for the default, and every setting by hand."""
     found: dict[str, list[str]] = {DEFAULT: []}
     threads, workers = {1, max(1, cores // ranks)}, {0, ranks, 2 * ranks, max(cores, ranks)}
     for thread, worker in itertools.product(sorted(threads), sorted(workers)):
         name = f"{count(thread, 'thread')}, {count(worker, 'worker')}"
         found[name] = f"--threads {thread} --num-workers {worker}".split()
+    for thread in sorted(threads):
+        found[f"{count(thread, 'thread')}, resident"] = f"--threads {thread} --loader resident".split()
     return found
 
 
