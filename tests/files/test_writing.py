@@ -2,6 +2,8 @@
 
 import errno
 import os
+import shutil
+import sys
 import threading
 import time
 
@@ -9,18 +11,25 @@ import pytest
 from filelock import FileLock
 
 from common.data import archives
-from common.files.writing import replacing, write_json, write_text
+from common.files.writing import replacing, write_json
 from common.machine.entry import explained
+from tests.crash_points import whole_states
+from tests.fixtures import PROJECT
+
+WRITE_TWICE = """
+from common.files.writing import write_text
+for text in ("first", "second"):
+    write_text(text, "place/file")
+"""
 
 
-def test_a_directory_is_on_disk_when_a_file_in_it_has_been_replaced(tmp_path, monkeypatch):
-    synced, replace, sync = [], os.replace, os.fsync
-    monkeypatch.setattr(os, "replace", lambda *names: synced.append("replaced") or replace(*names))
-    monkeypatch.setattr(
-        os, "fsync", lambda number: synced.append(os.readlink(f"/proc/self/fd/{number}")) or sync(number)
-    )
-    write_text("text", tmp_path / "file")
-    assert synced[1:] == ["replaced", str(tmp_path)]
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_wherever_a_program_is_ended_a_file_is_whole(tmp_path):
+    command = [sys.executable, "-c", WRITE_TWICE]
+    _, states = whole_states(command, tmp_path, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(PROJECT)})
+    assert {state.get("file") for state in states} == {None, b"first", b"second"}
+    torn = {content for state in states for path, content in state.items() if path.endswith(".part")}
+    assert torn == {b"", b"fi", b"first", b"sec", b"second"}
 
 
 @pytest.mark.parametrize("hidden", [False, True])
