@@ -21,7 +21,7 @@ def kept(monkeypatch, tmp_path):
     """What a process that may use cores 0 to 3 is kept on, in place of keeping it there; its machine is in tmp_path."""
     kept = []
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(cores, "keep_on", kept.append)
+    monkeypatch.setattr(cores, "pin_to", kept.append)
     monkeypatch.setattr(cores, "SYSFS", tmp_path)
     return kept
 
@@ -112,12 +112,12 @@ def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
 
 KEEP = """
 import os, threading
-from common.machine.cores import available_cores, keep_on
+from common.machine.cores import available_cores, pin_to
 before = available_cores()
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
 core = max(os.sched_getaffinity(0))
-keep_on({core})
+pin_to({core})
 assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == {core}
 assert available_cores() == before
 """

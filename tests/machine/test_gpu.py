@@ -8,7 +8,7 @@ import torch
 from common.engine import setup as process
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import Span
-from common.machine.environment import _of_each_gpu, gpu_uuid, gpus_can_be_shared, has_tf32
+from common.machine.environment import _query_gpus, gpu_uuid, gpus_can_be_shared, has_tf32
 from common.models.build import build_network
 from common.programs.exchange import broken_exchange
 from comparison.run.turns import Run, run_once
@@ -118,7 +118,7 @@ def test_a_run_in_turns_tells_how_much_of_its_gpu_is_free(data_root, tmp_path, m
 
 
 def test_the_driver_says_whether_processes_may_share_a_gpu():
-    modes = _of_each_gpu("compute_mode")
+    modes = _query_gpus("compute_mode")
     if gpu_uuid(0) not in modes:
         pytest.skip("nvidia-smi does not know this GPU")
     devices = range(torch.cuda.device_count())
