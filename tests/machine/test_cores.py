@@ -77,7 +77,7 @@ def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets
 def test_ranks_that_a_launcher_has_bound_share_with_those_on_the_same_cores(allowed, sharing, monkeypatch):
     monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 4)]))
     monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
-    monkeypatch.setattr(meet, "tell_all", lambda *_: [["here", [*cores]] for cores in allowed])
+    monkeypatch.setattr(meet, "all_gather_json", lambda *_: [["here", [*cores]] for cores in allowed])
     for rank in range(4):
         for name, value in {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}.items():
             monkeypatch.setenv(name, value)
@@ -91,10 +91,10 @@ def test_ranks_that_a_launcher_has_bound_share_with_those_on_the_same_cores(allo
     "loaders, expected", [(["resident"] * 2, ("resident", 0)), (["resident", "workers"], ("workers", None))]
 )
 def test_ranks_agree_on_a_loader_where_the_free_memory_differs(loaders, expected, monkeypatch):
-    told = {"place": [["here", [0]], ["there", [0]]], "loader": loaders}
+    told = {"host": [["here", [0]], ["there", [0]]], "loader": loaders}
     monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 2)]))
     monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
-    monkeypatch.setattr(meet, "tell_all", lambda _store, topic, *_: told[topic])
+    monkeypatch.setattr(meet, "all_gather_json", lambda _store, topic, *_: told[topic])
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     config = make_config(num_workers=None)
