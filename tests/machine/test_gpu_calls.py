@@ -1,7 +1,6 @@
-"""What a training asks of torch on GPUs, as recorded calls: neither their clocks nor NCCL are here."""
+"""The calls that a training makes to torch on GPUs, recorded on pretended GPUs."""
 
 import json
-import os
 import runpy
 import sys
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ from torch import nn
 
 import common.engine.run
 from common.engine import timing
-from common.machine.turns import Turns
+from common.machine.turns import TURNS, Turns
 from tests.fixtures import PROJECT, start_here
 from tests.pretended_gpus import Event, pretended_gpus
 
@@ -22,12 +21,12 @@ STEPS, PHASES = 3, ("data", "transfer", "forward", "backward", "rest", "update")
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path, data_root):
-    """Train on a GPU for some epochs of STEPS steps; return what was asked for, in order, and the result."""
-    asked = []
+    """trained(epochs): train for epochs of STEPS steps; return the recorded calls in order, and the result."""
+    calls = []
 
-    class Made(Event):
+    class RecordedEvent(Event):
         def __init__(self, **options):
-            asked.append("event")
+            calls.append("event")
             super().__init__(**options)
 
     def trained(epochs, devices=1):
@@ -37,45 +36,44 @@ def trained(monkeypatch, tmp_path, data_root):
         method = ["--use-model-parallel", "--split-at", "full1"] if devices > 1 else []
         typed = [script, *FLAGS.split(), *sizes, *method, "--output", output, "--figure-dir", tmp_path]
         monkeypatch.setattr(sys, "argv", [*map(str, typed)])
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # restored after the test; scripts change it
         with pretended_gpus(*["one", "two"][:devices]):
-            monkeypatch.setattr(torch.cuda, "Event", Made)
+            monkeypatch.setattr(torch.cuda, "Event", RecordedEvent)
             monkeypatch.setattr(
-                torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(f"reset {device.index}")
+                torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device.index}")
             )
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((1 << 30) + device.index, 1 << 33))
             epoch = common.engine.run.describe_epoch
             monkeypatch.setattr(
                 common.engine.run,
                 "describe_epoch",
-                lambda record, epochs: asked.append(f"epoch {record.epoch}") or epoch(record, epochs),
+                lambda record, epochs: calls.append(f"epoch {record.epoch}") or epoch(record, epochs),
             )
             start_here(monkeypatch, script)
             monkeypatch.undo()
-        return asked, json.loads(output.read_text())
+        return calls, json.loads(output.read_text())
 
     return trained
 
 
-def test_events_are_made_in_the_first_epoch_alone(trained):
-    asked, result = trained(epochs=3)
-    made = ["event"] * (1 + len(PHASES) * STEPS)
-    assert [each for each in asked if "reset" not in each] == [*made, "epoch 1", "epoch 2", "epoch 3"]
+def test_events_are_only_created_in_the_first_epoch(trained):
+    calls, result = trained(epochs=3)
+    events = ["event"] * (1 + len(PHASES) * STEPS)
+    assert [call for call in calls if "reset" not in call] == [*events, "epoch 1", "epoch 2", "epoch 3"]
     for epoch in result["epochs"]:
         assert all(epoch["phases"][name] > 0 for name in PHASES if name != "rest")
         assert sum(filter(None, epoch["phases"].values())) * STEPS < 1000 * epoch["train_seconds"]
 
 
 @pytest.mark.parametrize("epochs, devices", [(1, 1), (3, 1), (2, 2)])
-def test_peaks_are_those_of_steps_after_cudnns_tuning(epochs, devices, trained):
-    """It tries algorithms in the first epoch. A training of one epoch has no other."""
-    asked, _ = trained(epochs, devices)
+def test_memory_peaks_exclude_the_epoch_of_cudnns_tuning_if_there_is_another(epochs, devices, trained):
+    calls, _ = trained(epochs, devices)
     every = [f"reset {index}" for index in range(devices)]
     later = [*every, *(f"epoch {epoch}" for epoch in range(2, epochs + 1))] if epochs > 1 else []
-    assert [each for each in asked if each != "event"] == [*every, "epoch 1", *later]
+    assert [call for call in calls if call != "event"] == [*every, "epoch 1", *later]
 
 
-def test_clocks_are_warmed_after_a_wait_and_that_is_no_time_of_the_runs(trained, monkeypatch):
+def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch):
     waits, warmed = [], []
 
     def wait(turns, free):
@@ -89,18 +87,18 @@ def test_clocks_are_warmed_after_a_wait_and_that_is_no_time_of_the_runs(trained,
     monkeypatch.setattr(Turns, "wait", wait)
     monkeypatch.setattr(common.engine.run, "warm_clocks", warm)
     _, result = trained(epochs=3, devices=2)
-    assert waits == [1 << 30] * 3  # what is free on the first GPU
+    assert waits == [1 << 30] * 3  # the free memory of the first GPU
     assert warmed == [(2, [0, 1]), (3, [0, 1])]  # the first epoch does not count
     assert -2000 < result["total_seconds"] < -1500
 
 
-def test_a_run_without_turns_warms_nothing(trained, monkeypatch):
-    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("nobody waited"))
-    monkeypatch.setattr("os.environ", {name: value for name, value in os.environ.items() if "TURNS" not in name})
+def test_a_run_without_turns_does_not_warm_clocks(trained, monkeypatch):
+    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("warmed without a wait"))
+    monkeypatch.delenv(TURNS, raising=False)
     trained(epochs=2)
 
 
-def test_every_gpu_computes_until_its_clocks_have_risen(monkeypatch):
+def test_every_gpu_is_warmed(monkeypatch):
     class Matrix:
         def __init__(self, *_, device):
             self.device = device
@@ -121,10 +119,10 @@ def test_every_gpu_computes_until_its_clocks_have_risen(monkeypatch):
 
 
 @pytest.mark.parametrize("kind, sums", [("cuda", False), ("cpu", True)])
-def test_nccl_divides_gradients_itself_and_gloo_does_not(kind, sums):
-    script, asked = runpy.run_path(str(PROJECT / "fsdp_train.py")), []
-    recorder = SimpleNamespace(set_force_sum_reduction_for_comms=asked.append)
+def test_fsdp_only_forces_sums_for_gloo_as_nccl_averages_itself(kind, sums):
+    script, forced = runpy.run_path(str(PROJECT / "fsdp_train.py")), []
+    recorder = SimpleNamespace(set_force_sum_reduction_for_comms=forced.append)
     script["shard"].__globals__.update(fully_shard=lambda *_, **__: recorder, init_device_mesh=lambda *_: None)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     script["shard"](model, SimpleNamespace(device=torch.device(kind), ranks=2))
-    assert asked == [sums] * 3  # both blocks, and the whole
+    assert forced == [sums] * 3  # both blocks and the model
