@@ -14,20 +14,17 @@ from typing import Any
 
 from common.errors import MACHINE, SuiteError
 
-TRAINING = ("torch", "torchvision")
 SHOWING = ("numpy", "matplotlib", "msgspec", "tabulate", "psutil", "filelock", "jinja2")  # of compare_parallel.py
-PACKAGES = (*TRAINING, *SHOWING)  # requirements.txt
+PACKAGES = ("torch", "torchvision", *SHOWING)  # requirements.txt
 PROJECT = Path(__file__).resolve().parent.parent.parent
 
 
 def begin(name: str, parse: Callable[[], Any] | None = None, training: bool = True, as_rank: bool = False) -> Any:
     """Check the packages, parse the command line, and import torch if training; return what parse() returns.
 
-    A missing or broken package, or an error in parse(), ends the program with one line. parse() runs before the slow
-    imports. Afterwards, Ctrl-C ends the program silently, even during imports.
-
-    name: the caller's __name__. An imported module does nothing, and a spawned process does not parse.
-    as_rank: see run_script().
+    A missing or broken package, or an error in parse(), ends the program with one line. From now on, Ctrl-C ends it
+    silently, even during imports. name: the caller's __name__. If the module is only imported, nothing happens; a
+    spawned process does not parse. as_rank: see run_script().
     """
     if name not in ("__main__", "__mp_main__"):
         return None

@@ -59,9 +59,8 @@ def throttled_seconds() -> dict[Path, float]:
 def _quotas() -> Iterator[tuple[Path, float]]:
     """Yield each control group with a quota that contains this process, at any level, and the cores it allows.
 
-    cgroup v2: cpu.max holds "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2).
-    cgroup v1: two files, where a quota of -1 means none (kernel: scheduler/sched-bwc).
-    Inside a container, the root of the visible hierarchy is the container's own group.
+    cgroup v2: cpu.max holds "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two
+    files, a quota of -1 means none (kernel: scheduler/sched-bwc). A container sees its own group as the root.
     """
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else ():

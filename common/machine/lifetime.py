@@ -66,9 +66,9 @@ def guard() -> subprocess.Popen:
 
 @contextlib.contextmanager
 def temporary_directory() -> Iterator[str]:
-    """Make a temporary directory that is deleted at the end of the `with`.
+    """Make a directory, locked by this process, and delete it at the end of the `with`.
 
-    This process holds a lock on it. If it is killed, the next call in any process deletes the unlocked directory.
+    If this process is killed, the next call in any process deletes the directory.
     """
     for left in Path(tempfile.gettempdir()).glob(PREFIX.format("[0-9a-f]" * 12) + "[a-z0-9_]" * 8):
         with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):  # fails if still in use

@@ -33,10 +33,7 @@ class Program:
 
 @contextlib.contextmanager
 def computing(kind: str) -> Iterator[None]:
-    """Register this process as a running program during the `with`.
-
-    A run of a comparison is covered by the comparison, and a later rank by the machine's first rank.
-    """
+    """Register this process during the `with`. A comparison covers its runs, and a machine's first rank the others."""
     covered = TAG in os.environ or os.environ.get("LOCAL_RANK", "0") != "0"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as registration:
         if sys.platform == "linux" and not covered:

@@ -61,10 +61,8 @@ def _try(names, limit, **variables):
     command = [sys.executable, "-m", "common.programs.exchange", *names]
     with temporary_directory() as directory, open(Path(directory, "log"), "w") as log:
         streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        environment = {**os.environ, **variables, "PYTHONPATH": path}
-        child = subprocess.Popen(
-            command, **streams, env=environment, start_new_session=True, preexec_fn=end_with_parent
-        )
+        env = {**os.environ, **variables, "PYTHONPATH": path}
+        child = subprocess.Popen(command, **streams, env=env, start_new_session=True, preexec_fn=end_with_parent)
         try:
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
@@ -110,17 +108,13 @@ def _copy(source, target):
 
 
 def main() -> None:
-    """Run both steps; on failure, print the last line of the error.
-
-    All ranks have ended before the copies begin, as a GPU may allow only one process.
-    """
     names = sys.argv[1:]
     try:
         print(ALL_REDUCE, flush=True)
         if dist.is_nccl_available() or "cpu" in names:
             with temporary_directory() as directory:
                 spawn(_rank, (names, directory), len(names))
-        print(COPIES, flush=True)
+        print(COPIES, flush=True)  # after all ranks have ended, as a GPU may allow only one process
         for pair in itertools.permutations(names, 2):
             _copy(*pair)
     except (RuntimeError, ProcessException) as error:

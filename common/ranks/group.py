@@ -55,20 +55,18 @@ class Rank(Place):
         return gather(value)
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Broadcast rank 0's buffers.
-
-        DistributedDataParallel would do so before every training step, where nothing reads them, but not after the
-        last. The scripts disable it by its attribute, as torch 2.13 renamed the argument.
+        """Broadcast rank 0's buffers. DistributedDataParallel would do so in every training step, where nothing reads
+        them, but not after the last; the scripts disable that by an attribute, as torch 2.13 renamed the argument.
         """
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
     def all_end_after(self, step: int) -> bool:
-        """Return whether all ranks end after this step: the step after the last rank was asked to end.
+        """Return whether this step follows the one at which the last rank was asked to end: then all ranks end.
 
-        Each rank stores the step at which it was asked. No rank can be past the common last step, because a step only
-        finishes once all ranks have begun it, and the last rank stored its step before that. If some rank is asked too
-        late in an epoch, the others' requests reach it at the end of the epoch.
+        Each rank stores the step at which it was asked. No rank is past the common last step, as no step finishes
+        before all ranks have begun it, and the last rank stored its step before that. A rank that is asked too late in
+        an epoch learns of the others' requests at its end.
         """
         synchronize([self.device])  # the host runs ahead of the GPU
         keys = [f"end-{other}" for other in range(self.ranks)]

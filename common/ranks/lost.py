@@ -69,10 +69,7 @@ def _missing_ranks(dist_timeout):
 
 
 class Heartbeat:
-    """The progress of one rank, counted by beat(): after each batch, and before waiting for all other ranks.
-
-    A rank is lost if it stays behind for longer than the store's timeout.
-    """
+    """A rank's progress, as calls of beat(): after each batch, and before it waits for all other ranks."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int):
         self.store, self.rank, self.beats = store, rank, 0
@@ -87,7 +84,7 @@ class Heartbeat:
         self.beats += 1
 
     def lost_ranks(self, now: float) -> list[int]:
-        """Publish this rank's progress; return the ranks that are furthest behind and made no progress for too long.
+        """Publish this rank's progress; return the ranks furthest behind without progress for the store's timeout.
 
         Hosts run ahead of their GPUs by different numbers of batches, but a rank is never behind one it waits for.
         """

@@ -97,8 +97,7 @@ def test_fp32_is_exact_and_tf32_is_rounded_if_the_gpu_supports_it(monkeypatch):
         for shape in ((1024, 1024), (16, 64, 32, 32), (64, 64, 3, 3))
     )
 
-    def compute(*inputs):
-        matrix, images, weights = inputs
+    def compute(matrix, images, weights):
         return matrix @ matrix, torch.nn.functional.conv2d(images, weights)
 
     exact, errors = compute(matrix, images, weights), {}
