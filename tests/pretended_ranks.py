@@ -1,8 +1,7 @@
-"""One rank of several on pretended GPUs, alone: the others answer at once, with what it has said itself.
+"""A single rank of several on pretended GPUs. Its own values stand for those of the other ranks.
 
-Collectives go to torch's fake process group, in which nothing is sent: values of other ranks are this one's. What is
-asked of torch is among the calls of the pretended GPUs, and collectives take their time on the clock. DDP and
-fully_shard() are stand-ins: the real ones are C++ that would look for CUDA.
+Collectives use torch's fake process group, which sends nothing, and take time on the virtual clock. Calls to torch are
+recorded by the pretended GPUs. DDP and fully_shard() are replaced, as their C++ code needs CUDA.
 """
 
 import contextlib
@@ -23,13 +22,13 @@ init_process_group, gather_objects = dist.init_process_group, dist.all_gather_ob
 
 
 class StandIn(nn.Module):
-    """DistributedDataParallel with one bucket, whose all-reduce is on a stream of its own after the last gradient."""
+    """DistributedDataParallel with one bucket, all-reduced on its own stream after the last gradient."""
 
     def __init__(self, module, **options):
         super().__init__()
         gpus, parameters = pretended_gpus.gpus, [weight for weight in module.parameters() if weight.requires_grad]
         gpus.call("DistributedDataParallel", options)
-        self.module, self.count, self.silent = module, len(parameters), False
+        self.module, self.count, self.synchronizes = module, len(parameters), True
         self.device = parameters[0].device
         self.broadcast_buffers = options.get("broadcast_buffers", True)
         self.copies = not options.get("gradient_as_bucket_view")
@@ -48,24 +47,22 @@ class StandIn(nn.Module):
         if self.copies:
             self.clock.compute(self.device, "copy to the bucket")
         self.missing -= 1
-        if self.missing or self.silent:
+        if self.missing or not self.synchronizes:
             return
-        usual = self.clock.used[self.device]
-        self.stream.wait_stream(usual)
+        current = self.clock.used[self.device]
+        self.stream.wait_stream(current)
         with self.clock.using(self.stream):
             dist.all_reduce(parameter.grad)
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: usual.wait_stream(self.stream))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: current.wait_stream(self.stream))
 
     @contextlib.contextmanager
     def no_sync(self):
-        self.silent = True
+        self.synchronizes = False
         yield
-        self.silent = False
+        self.synchronizes = True
 
 
-class Pulse:
-    """A Heartbeat that nobody hears."""
-
+class FakeHeartbeat:
     def __init__(self, store, rank, ranks):
         self.call = pretended_gpus.gpus.call
 
@@ -77,7 +74,7 @@ class Pulse:
 
 
 def fully_shard(module, mesh):
-    """Note which weights would be cut, and where they lie by then."""
+    """Record the number of weights to shard and their devices."""
     pretended_gpus.gpus.call(
         "fully_shard", len([*module.parameters()]), {str(one.device) for one in module.parameters()}
     )
@@ -85,31 +82,31 @@ def fully_shard(module, mesh):
 
 
 def all_gather_object(values, own):
-    """What is of a share of the images comes from every rank."""
+    """Return this rank's value for all ranks, with their own data_rank."""
     gather_objects(values, own)
-    values[:] = [of_rank(rank, value) for rank, value in enumerate(values)]
+    values[:] = [as_if_of_rank(rank, value) for rank, value in enumerate(values)]
 
 
-def of_rank(rank, value):
+def as_if_of_rank(rank, value):
     if isinstance(value, tuple):
-        return tuple(of_rank(rank, part) for part in value)
+        return tuple(as_if_of_rank(rank, part) for part in value)
     return replace(value, data_rank=rank) if hasattr(value, "data_rank") else value
 
 
 def join(backend, *_, rank, world_size, device_id=None, **__):
-    """In the place of init_process_group()."""
+    """Replace init_process_group()."""
     pretended_gpus.gpus.call("init_process_group", backend, device_id)
     init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
 
 def current_gpu(group=None):
-    """Where NCCL gathers objects."""
+    """Return the device for gathering objects, as with NCCL."""
     return torch.device("cuda", torch.cuda.current_device())
 
 
 @contextlib.contextmanager
 def pretended_rank(rank: int, ranks: int):
-    """In the `with`, inside one of pretended_gpus(), a script trains as this rank, on the GPU of its number."""
+    """Let a script train as this rank, on the GPU of the same number. Use it inside pretended_gpus()."""
 
     def find_ranks(config, options, init_method):
         place = Rank(rank, ranks, torch.device("cuda", rank), dist.HashStore(), config, options)
@@ -125,7 +122,7 @@ def pretended_rank(rank: int, ranks: int):
             "torch.distributed.device_mesh.init_device_mesh": partial(pretended_gpus.gpus.call, "init_device_mesh"),
             "torch.nn.parallel.DistributedDataParallel": StandIn,
             "common.ranks.start.find_ranks": find_ranks,
-            "common.ranks.group.Heartbeat": Pulse,
+            "common.ranks.group.Heartbeat": FakeHeartbeat,
         }.items():
             stack.enter_context(mock.patch(name, value))
         stack.enter_context(mock.patch.object(distributed_c10d, "_get_object_coll_device", current_gpu))

@@ -1,1 +1,1 @@
-"""What a process finds on its machine, sets up there, and must not leave behind."""
+"""Process start-up and exit, devices, memory, cores, and cleanup after a process ends."""

@@ -1,4 +1,4 @@
-"""How many CPU cores a process may use, to which it keeps, and how soon what it sends and receives gets one: --bind."""
+"""CPU cores: how many a process may use, pinning it to some of them (--bind), and its scheduler time slice."""
 
 import contextlib
 import ctypes
@@ -14,146 +14,154 @@ import psutil
 from common.errors import MACHINE, SuiteError
 
 SYSFS = Path("/sys")
-SHORT_SLICE = 100_000  # nanoseconds, the least that Linux grants
-SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of sched_setattr(2)
-ATTRIBUTES = "=IIQiIQQQ"  # sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
+SHORT_SLICE = 100_000  # nanoseconds, the minimum that Linux grants
+SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # syscall numbers of sched_setattr(2)
+SCHED_ATTR = "=IIQiIQQQ"  # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 
-_unbound_cores: float | None = None  # how many this process might use before keep_on()
+_unbound_cores: float | None = None  # available_cores() as it was before pin_to()
 
 
 def available_cores() -> float:
-    """Return how many CPU cores this process may use, by its affinity and its control groups; keep_on() aside.
+    """Return how many CPU cores the affinity and control groups of this process allow, ignoring pin_to().
 
-    A quota may allow for a part of a core, such as 1.5; to two decimals, at least 0.01.
+    A quota may allow a fraction of a core, such as 1.5; the result has two decimals and is at least 0.01.
     """
-    least = max(0.01, round(min([len(usable_cores()), *(cores for _, cores in _quotas())]), 2))
-    return _unbound_cores or (int(least) if least == int(least) else least)
+    if _unbound_cores:
+        return _unbound_cores
+    cores = min([len(usable_cores()), *(allowed for _, allowed in _quotas())])
+    cores = max(0.01, round(cores, 2))
+    return int(cores) if cores == int(cores) else cores
 
 
 def whole_cores() -> int:
-    """Return how many threads find a core each: available_cores() without a part of one, but one at least."""
+    """Return available_cores() rounded down, but at least 1."""
     return max(1, int(available_cores()))
 
 
 def usable_cores() -> set[int]:
-    """Return the numbers of the CPU cores on which this process may run."""
+    """Return the numbers of the CPU cores this process may run on."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else {*range(os.cpu_count() or 1)}
 
 
 def throttled_seconds() -> dict[Path, float]:
-    """Return for how long each control group with a quota in which this process is was stopped, summed over all cores.
+    """Return how long each of this process's control groups with a quota was throttled, summed over all cores.
 
-    cpu.stat has it in microseconds (cgroup v2, throttled_usec) or nanoseconds (v1, throttled_time).
+    The time is in cpu.stat, in microseconds (cgroup v2, throttled_usec) or nanoseconds (v1, throttled_time).
     """
-    stopped = {}
+    throttled = {}
     for group, _ in _quotas():
-        with contextlib.suppress(OSError, ValueError):  # it has just been removed
+        with contextlib.suppress(OSError, ValueError):  # the group was just removed
             counts = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
-            stopped[group] = int(counts.get("throttled_usec", 0)) / 1e6 + int(counts.get("throttled_time", 0)) / 1e9
-    return stopped
+            throttled[group] = int(counts.get("throttled_usec", 0)) / 1e6 + int(counts.get("throttled_time", 0)) / 1e9
+    return throttled
 
 
 def _quotas() -> Iterator[tuple[Path, float]]:
-    """Each control group with a quota in which this process is, or around that, and how many cores it allows.
+    """Yield each control group with a quota that contains this process, at any level, and the cores it allows.
 
-    cgroup v2: cpu.max, "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two files,
-    with a quota of -1 for none (kernel: scheduler/sched-bwc). A container's own group is the root of what it sees.
+    cgroup v2: cpu.max holds "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two
+    files, a quota of -1 means none (kernel: scheduler/sched-bwc). A container sees its own group as the root.
     """
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, controllers, own = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", own.lstrip("/"))
+        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", path.lstrip("/"))
         for directory in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such group here, or "max"
+            with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
                 quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
                 if quota > 0:
                     yield directory, quota / period
 
 
 def bind(device, number: int = 0, processes: int = 1) -> None:
-    """Keep this process, and all that it will start, on some of the CPU cores that it may use.
+    """Pin this process and its future children to some of its CPU cores.
 
-    On a GPU, on those of its NUMA node, if Linux knows it; on a CPU, on its own share: see share_of(). Raises
-    SuiteError (MACHINE) on a system that keeps no process on a core.
+    With a GPU, these are the cores of the GPU's NUMA node, if known. On a CPU, they are share `number` of `processes`:
+    see share_of(). Raises SuiteError (MACHINE) on a system without CPU affinity.
     """
     if not hasattr(os, "sched_setaffinity"):
         raise SuiteError("--bind needs Linux", f"this is {platform.system()}", "leave it out", MACHINE)
-    own = os.sched_getaffinity(0)
-    if cores := own & _next_to(device) if device.type == "cuda" else share_of(own, number, processes):
-        keep_on(cores)
+    cores = os.sched_getaffinity(0)
+    cores = cores & _numa_cores(device) if device.type == "cuda" else share_of(cores, number, processes)
+    if cores:
+        pin_to(cores)
 
 
-def keep_on(cores: set[int]) -> None:
-    """Keep every thread of this process, and whatever they start, on these cores."""
+def pin_to(cores: set[int]) -> None:
+    """Pin every thread of this process, and the threads and processes they start, to these cores."""
     global _unbound_cores
     _unbound_cores = available_cores()
     for thread in psutil.Process().threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread.id, cores)
 
 
-def _next_to(gpu):
-    """The cores of a GPU's NUMA node (sysfs-bus-pci, numa_node; -1 for none), none if that is not known."""
+def _numa_cores(gpu):
+    """Return the cores of a GPU's NUMA node (kernel: sysfs-bus-pci, numa_node), or an empty set if unknown."""
     import torch
 
-    traits = torch.cuda.get_device_properties(gpu)
-    address = f"{traits.pci_domain_id:04x}:{traits.pci_bus_id:02x}:{traits.pci_device_id:02x}.0"
+    gpu = torch.cuda.get_device_properties(gpu)
+    address = f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"
     try:
         node = int((SYSFS / "bus/pci/devices" / address / "numa_node").read_text())
-        return cores_in((SYSFS / f"devices/system/node/node{node}/cpulist").read_text())
+        return _parse_core_list((SYSFS / f"devices/system/node/node{node}/cpulist").read_text())
     except (OSError, ValueError):
         return set()
 
 
 def share_of(cores: set[int], number: int, processes: int) -> set[int]:
-    """Return which of the cores belong to one of so many processes: none to two of them, unless there are too few.
+    """Return the share of the cores for process `number` of `processes`.
 
-    Cores of one socket, and threads of one core, stay together.
+    Shares only overlap if there are fewer cores than processes. Cores of one socket and hardware threads of one core
+    stay together.
     """
-    order = sorted(cores, key=_place)
+    order = sorted(cores, key=_topology)
     if processes > len(order):
         return {order[number % len(order)]}
     return {*order[number * len(order) // processes : (number + 1) * len(order) // processes]}
 
 
-def _place(core):
-    """Where a core is: its socket, the first of the threads that share its units, its number."""
+def _topology(core):
+    """Return a sort key: the socket, the first hardware thread of the same physical core, the core's number."""
     topology = SYSFS / f"devices/system/cpu/cpu{core}/topology"
     try:
         socket, threads = ((topology / name).read_text() for name in ("physical_package_id", "thread_siblings_list"))
-        return int(socket), min(cores_in(threads)), core
+        return int(socket), min(_parse_core_list(threads)), core
     except (OSError, ValueError):
         return 0, core, core
 
 
-def cores_in(ranges: str) -> set[int]:
-    """Return the numbers in one of the kernel's lists, such as "0-3,8-11"."""
-    ends = [part.split("-") for part in ranges.split(",")]
-    return {core for first, *last in ends for core in range(int(first), int(*(last or [first])) + 1)}
+def _parse_core_list(text):
+    """Return the numbers in a kernel list such as "0-3,8-11"."""
+    cores = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores |= {*range(int(first), int(last or first) + 1)}
+    return cores
 
 
 @contextlib.contextmanager
 def short_slices(wanted: bool = True) -> Iterator[None]:
-    """Let threads that are started in the `with`, such as gloo's, get a core as soon as they have something to do.
+    """Give threads started in the `with`, such as gloo's, a short time slice, so that they get a core at once.
 
-    Else one that is woken while its rank computes waits some milliseconds for a core, and the other ranks with it. Who
-    asks for shorter slices comes first: Linux 6.12 (sched_setattr(2); kernel: scheduler/sched-eevdf), not elsewhere.
+    Otherwise a thread that wakes up while its rank computes waits some milliseconds for a core, as do the other ranks.
+    Linux 6.12 and later schedule threads with shorter slices first (sched_setattr(2); kernel: scheduler/sched-eevdf).
     """
     wanted = wanted and sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER
     if wanted:
-        _ask_for_slices(SHORT_SLICE)
+        _set_slice(SHORT_SLICE)
     try:
         yield
     finally:
         if wanted:
-            _ask_for_slices(0)  # as the kernel likes
+            _set_slice(0)  # the kernel's default
 
 
-def _ask_for_slices(nanoseconds):
-    number, nice = SETATTR.get(platform.machine()), os.getpriority(os.PRIO_PROCESS, 0)
+def _set_slice(nanoseconds):
+    number, nice = SCHED_SETATTR.get(platform.machine()), os.getpriority(os.PRIO_PROCESS, 0)
     if number is not None:
-        attributes = struct.pack(ATTRIBUTES, struct.calcsize(ATTRIBUTES), os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
+        attributes = struct.pack(SCHED_ATTR, struct.calcsize(SCHED_ATTR), os.SCHED_OTHER, 0, nice, 0, nanoseconds, 0, 0)
         ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -1,5 +1,5 @@
-"""How a program ends: every failure is one line on stderr, with an exit code that names the kind; a signal ends it at
-once, with whatever was made on the way deleted, or, while it trains, after the step."""
+"""Program exit: each failure prints one line on stderr and has an exit code for its kind. A signal ends a program at
+once, with its temporary files deleted, or after the current step while it trains."""
 
 import contextlib
 import errno
@@ -20,20 +20,21 @@ from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GO
 from common.machine.lifetime import TAG
 from common.words import printable
 
-_exit_code: int | str | None = None  # of run_script(), once it is through
-_told = 0
-HANDED_OVER_IN = os.path.join("multiprocessing", "resource_sharer.py")
-NOT_HANDED_OVER = "No space left|AF_UNIX path too long"  # what a loader's worker had loaded
+_exit_code: int | str | None = None  # of run_script(), once it has finished
+_pending_signal = 0
+RESOURCE_SHARER = os.path.join("multiprocessing", "resource_sharer.py")
+BATCH_LOST = "No space left|AF_UNIX path too long"  # errors when a loader worker hands over a batch
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # how a cluster and a terminal take a machine back
-SAME_SECONDS = 1  # a launcher passes on what a terminal has told all: so long after it, a Ctrl-C counts as the same one
+AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # sent by a cluster and by a closing terminal
+SAME_CTRL_C_SECONDS = 1  # a terminal signals all processes, and a launcher forwards its signal to the same ones
 
 
 def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
-    """Call `main()`; on failure print one `error:` line, or with --debug the traceback, and exit with its code.
+    """Call `main()`; on failure print one `error:` line, or the traceback with --debug, and exit with its code.
 
-    as_rank: RANK in the environment, which a cluster may give to all processes, counts: then the line names it, and the
-    launcher finds the line where it looks for it. No signal is handled, as a rank may wait where Python sees none.
+    as_rank: heed RANK in the environment, which a cluster may set for any process. The line then names the rank and is
+    also written to the launcher's error file. A rank keeps the default action of signals, as Python cannot handle them
+    while it waits in a collective.
     """
     global _exit_code
     try:
@@ -47,16 +48,16 @@ def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
 
 
 def call_early(function: Callable[[], Any], as_rank: bool) -> Any:
-    """Return what `function()` returns, before run_script() is called; its errors end the program as they do there."""
+    """Call `function()` before run_script(), with the same error handling; return its result."""
     _prepare()
     return _call(function, as_rank)
 
 
 def skip_teardown() -> None:
-    """Leave with run_script()'s exit code, if it is through: registered with atexit first, it is called last.
+    """Exit at once with run_script()'s exit code, if it has finished. Register it with atexit first, so it runs last.
 
-    Else torch is taken apart, which takes a quarter as long as its import, and may abort a rank in which gloo's threads
-    are alive (torch 2.15, github.com/pytorch/pytorch/pull/179291).
+    Tearing down torch takes a quarter of its import time, and may abort a rank with live gloo threads (torch 2.15,
+    github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):
         sys.stdout.flush()
@@ -65,32 +66,32 @@ def skip_teardown() -> None:
 
 
 def _handle_signals(as_rank):
-    is_rank = as_rank and "RANK" in os.environ  # it may be a fork, which has what its parent set
+    is_rank = as_rank and "RANK" in os.environ  # if forked, it has its parent's handlers
     for number in (*AFTER_STEP, signal.SIGQUIT):
-        _handle(number, signal.SIG_DFL if is_rank else _exit)  # so that every `with` is left in good order
-    sys.unraisablehook = sys.__unraisablehook__ if is_rank else _raise_later
+        _handle(number, signal.SIG_DFL if is_rank else _exit)  # SystemExit unwinds every `with`
+    sys.unraisablehook = sys.__unraisablehook__ if is_rank else _raise_again
 
 
 def _prepare():
-    if os.path.expanduser("~") == "~":  # a user whom the system does not know
-        os.environ["HOME"] = os.devnull  # with which libraries do better than without one
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # or it says so where it cannot write to HOME
-    os.environ["MPLBACKEND"] = "agg"  # figures become files; what is set for windows may be wrong here
+    if os.path.expanduser("~") == "~":  # a user without a home directory
+        os.environ["HOME"] = os.devnull  # libraries cope better with a bad HOME than with none
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns if HOME is not writable
+    os.environ["MPLBACKEND"] = "agg"  # figures are only saved; a GUI backend may not work here
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed, and the next file that is opened would get its number
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until the end
-    sys.stdout.reconfigure(errors="replace")  # a terminal that knows only ASCII gets a question mark for the rest
+        if getattr(sys, name) is None:  # closed; otherwise the next opened file gets its descriptor
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - stays open until exit
+    sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows question marks
 
 
 def _call(main, as_rank):
     try:
-        returned = main()
+        result = main()
         sys.stdout.flush()
-        return returned
+        return result
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_has_gone():
+        if isinstance(error, BrokenPipeError) and _is_stdout_closed():
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
@@ -98,28 +99,28 @@ def _call(main, as_rank):
         sys.exit(explained(error).exit_code)
 
 
-def _reader_has_gone():
-    """Whether whoever reads stdout has seen enough, as in `| head -1`; if so, nothing more is written there."""
+def _is_stdout_closed():
+    """Return whether the reader of stdout is gone, as after `| head -1`; if so, redirect stdout to /dev/null."""
     pipe = select.poll()
     pipe.register(sys.stdout.fileno(), 0)
-    gone = any(event & select.POLLERR for _, event in pipe.poll(0))
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush complains
-    return gone
+    closed = any(event & select.POLLERR for _, event in pipe.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush would fail
+    return closed
 
 
 def tell(error: Exception, as_rank: bool) -> None:
-    """Print the line about an error; as a rank, also put it where its launcher looks for the cause."""
-    line = printable(f"{_where(error, as_rank)}{explained(error)}")
-    print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # in one piece: other ranks write there too
+    """Print the line about an error; as a rank, also write it to the launcher's error file."""
+    line = printable(f"{_location(error, as_rank)}{explained(error)}")
+    print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # one write: other ranks share stderr
     if as_rank and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         message = {"message": line, "extraInfo": {"py_callstack": "", "timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError), open(file, "w", encoding="utf-8") as opened:
             json.dump({"message": message}, opened)
 
 
-def _where(error, as_rank):
-    """E.g. "rank 1, epoch 2: "; what rank 0 found out on purpose is true of all ranks."""
+def _location(error, as_rank):
+    """Return e.g. "rank 1, epoch 2: ". A SuiteError of rank 0 holds for all ranks, so it names none."""
     places, rank = [*getattr(error, "__notes__", [])], os.environ.get("RANK") if as_rank else None
     if rank and not (rank == "0" and isinstance(error, SuiteError)):
         places.insert(0, f"rank {rank}")
@@ -127,14 +128,14 @@ def _where(error, as_rank):
 
 
 def explained(error: Exception) -> SuiteError:
-    """Return an error as a SuiteError: with the remedy for those that are known, else with a way to find out more."""
+    """Return an error as a SuiteError, with a remedy if it is a known one, else with the advice to use --debug."""
     if isinstance(error, SuiteError):
         return error
-    for cause in (error, error.__context__):  # torch.save hides it behind an error of its own
-        if isinstance(cause, OSError) and (known := _of_the_system(cause)):
+    for cause in (error, error.__context__):  # torch.save raises its own error on top
+        if isinstance(cause, OSError) and (known := _explain_os_error(cause)):
             return known
     message = f"{type(error).__name__}: {error}"
-    if _lost_worker(error, message):
+    if _is_lost_worker(error, message):
         remedy = "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
         if "AF_UNIX" in message:
             remedy = "let TMPDIR name a directory of at most 75 characters"
@@ -146,7 +147,7 @@ def explained(error: Exception) -> SuiteError:
     return SuiteError(f"unexpected {type(error).__name__}", found, "add --debug to see where it happened", FAILED)
 
 
-def _of_the_system(error):
+def _explain_os_error(error):
     if error.errno in NO_SPACE:
         what = f"cannot write all of {error.filename or 'a file'}"
         return SuiteError(what, os.strerror(error.errno), "free some space, or write elsewhere", FAILED)
@@ -158,66 +159,68 @@ def _of_the_system(error):
     return None
 
 
-def _lost_worker(error, message):
-    """Whether a loader's worker is gone, also if its DataLoader does not know yet, as it hands over what it loaded."""
+def _is_lost_worker(error, message):
+    """Return whether a loader worker died, including during the handover of a batch, before its DataLoader notices."""
     if "DataLoader worker" in message:
-        return "Caught" not in message or re.search(NOT_HANDED_OVER, message)
+        return "Caught" not in message or re.search(BATCH_LOST, message)
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    return isinstance(error, (OSError, EOFError)) and any(file.endswith(HANDED_OVER_IN) for file in files)
+    return isinstance(error, (OSError, EOFError)) and any(file.endswith(RESOURCE_SHARER) for file in files)
 
 
 def told() -> int:
-    """Return the number of the signal by which this process was told to end after the step, or 0."""
-    return _told
+    """Return the signal that asked this process to end after the step, or 0."""
+    return _pending_signal
 
 
 @contextlib.contextmanager
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
-    """In the `with`, a process that gets SIGTERM or SIGHUP, which it passes on, is told() to end, and goes on until it
-    asks. ctrl_c: so it is by SIGINT, but a second one ends it at once. Not in a run of a comparison."""
-    global _told
-    _told, told_at = 0, math.inf
+    """Record SIGTERM and SIGHUP for told() in the `with`, instead of ending, and call `pass_on` with the signal.
 
-    def tell(number, _):
-        global _told
-        nonlocal told_at
-        if number == signal.SIGINT and time.monotonic() > told_at + SAME_SECONDS:
+    ctrl_c: record SIGINT as well; a second one ends the process at once. A run of a comparison records no signal.
+    """
+    global _pending_signal
+    _pending_signal, received_at = 0, math.inf
+
+    def record(number, _):
+        global _pending_signal
+        nonlocal received_at
+        if number == signal.SIGINT and time.monotonic() > received_at + SAME_CTRL_C_SECONDS:
             raise KeyboardInterrupt
-        _told, told_at = number, min(told_at, time.monotonic())
+        _pending_signal, received_at = number, min(received_at, time.monotonic())
         pass_on(number)
 
     numbers = (*AFTER_STEP, signal.SIGINT) if ctrl_c else AFTER_STEP
-    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(numbers, tell)}
-    before = {number: _handle(number, handler) for number, handler in handlers.items()}
+    handlers = {} if TAG in os.environ else {signal.SIGQUIT: _exit, **dict.fromkeys(numbers, record)}
+    previous = {number: _handle(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if not _told:  # else it is about to end, and is not to be disturbed
+        for number, handler in previous.items():
+            if not _pending_signal:  # otherwise the process is about to end; another signal must not interrupt that
                 _handle(number, handler)
 
 
 def _handle(number, handler):
-    """Set what a signal does, unless it is ignored, as nohup wants it; return what it did before."""
-    before = signal.getsignal(number)
-    if before != signal.SIG_IGN and handler is not None:  # None: not Python's own
+    """Install a signal handler, unless the signal is ignored, as under nohup; return the previous handler."""
+    previous = signal.getsignal(number)
+    if previous != signal.SIG_IGN and handler is not None:  # None: the previous handler was not installed by Python
         signal.signal(number, handler)
-    return before
+    return previous
 
 
 def _exit(number, _):
     sys.exit(128 + number)
 
 
-def _raise_later(unraisable):
-    """Raise again, outside, what a signal raised in a fork's hooks or in __del__, where Python drops it."""
-    ended = unraisable.exc_value
-    if not isinstance(ended, (SystemExit, KeyboardInterrupt)):
+def _raise_again(unraisable):
+    """Raise a signal's SystemExit or KeyboardInterrupt again if Python dropped it in a fork hook or in __del__."""
+    error = unraisable.exc_value
+    if not isinstance(error, (SystemExit, KeyboardInterrupt)):
         sys.__unraisablehook__(unraisable)
         return
 
-    def again(*_):
-        raise ended
+    def raise_error(*_):
+        raise error
 
-    signal.signal(signal.SIGALRM, again)
+    signal.signal(signal.SIGALRM, raise_error)
     signal.setitimer(signal.ITIMER_REAL, 0.01)

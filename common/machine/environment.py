@@ -1,4 +1,4 @@
-"""What hardware and software a run used, and which devices it may use."""
+"""The hardware and software of this machine, and the devices that a run may use."""
 
 import contextlib
 import ctypes
@@ -19,17 +19,17 @@ import torch
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 
-COMPUTE_MODE, SHARED = 20, 0  # a CUdevice_attribute, and its value CU_COMPUTEMODE_DEFAULT (cuda.h)
-DEVICE_FILES = "/dev/nvidia[0-9]*"  # one for each NVIDIA GPU that a container was given, whatever PyTorch makes of it
+COMPUTE_MODE, SHARED = 20, 0  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE and CU_COMPUTEMODE_DEFAULT (cuda.h)
+DEVICE_FILES = "/dev/nvidia[0-9]*"  # the NVIDIA GPUs of this machine or container, usable or not
 
 
 def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.device]:
-    """Return the devices that `--device kind` allows: every GPU that PyTorch sees, or else the CPU alone.
+    """Return the devices for `--device kind`: every GPU that PyTorch sees, or else the CPU.
 
-    instead: what to type without GPUs. Raises SuiteError (MACHINE) for "gpu" where PyTorch sees none, and for "auto"
-    where there is one all the same that was not hidden on purpose.
+    instead: the flags to suggest without GPUs. Raises SuiteError (MACHINE) for "gpu" if PyTorch sees none, and for
+    "auto" if there is a GPU that PyTorch cannot use and CUDA_VISIBLE_DEVICES does not hide.
     """
-    if kind != "cpu" and (gpus := _visible_gpus()):
+    if kind != "cpu" and (gpus := _gpu_count()):
         return [torch.device("cuda", index) for index in range(gpus)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     unusable = visible not in ("", "-1") and glob.glob(DEVICE_FILES)
@@ -44,9 +44,9 @@ def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.de
     raise SuiteError(what, cause, advice, MACHINE)
 
 
-def _visible_gpus():
-    """How many GPUs PyTorch sees; is_available() asks the driver, device_count() alone does not."""
-    with warnings.catch_warnings():  # about an old driver: _why_unusable() says the same
+def _gpu_count():
+    """Return the number of GPUs that PyTorch can use. Unlike device_count(), is_available() asks the driver."""
+    with warnings.catch_warnings():  # about an old driver, which _why_unusable() reports
         warnings.simplefilter("ignore")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -54,23 +54,23 @@ def _visible_gpus():
 def _why_unusable():
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # the latter where PyTorch is built without CUDA
+    except (RuntimeError, AssertionError) as error:  # AssertionError if PyTorch is built without CUDA
         return str(error).partition("\n")[0]
     return "it does not say why"
 
 
 def gpus_can_be_shared() -> bool:
-    """Return whether several processes may use a GPU at once; an administrator can forbid that.
+    """Return whether several processes may use a GPU at once, which an administrator can forbid.
 
-    It asks the driver (cuDeviceGetAttribute), as PyTorch numbers GPUs, so that parts of one (MIG) are known too, and
-    no nvidia-smi is needed. One that does not tell is as most are.
+    The driver (cuDeviceGetAttribute) numbers GPUs as PyTorch does and knows MIG instances, and nvidia-smi may be
+    missing. If the driver does not answer, GPUs are assumed to be shared.
     """
     return all(_compute_mode(device.index) == SHARED for device in available_devices("gpu"))
 
 
 def _compute_mode(index):
     mode, device = ctypes.c_int(SHARED), ctypes.c_int()
-    with contextlib.suppress(OSError, AttributeError):  # another maker's GPU
+    with contextlib.suppress(OSError, AttributeError):  # not an NVIDIA GPU
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuInit(0)
         driver.cuDeviceGet(ctypes.byref(device), index)
@@ -84,12 +84,12 @@ def device_name(device: torch.device) -> str:
 
 
 def has_tf32(device: torch.device) -> bool:
-    """Return whether products in float32 can round their factors to TF32, as on a GPU from Ampere on."""
+    """Return whether a device supports TF32, as NVIDIA GPUs do from Ampere on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def require_torchvision() -> None:
-    """Import torchvision; raise SuiteError (MACHINE) where it fails, as one that was built for another torch does."""
+    """Raise SuiteError (MACHINE) if torchvision cannot be imported, e.g. because it was built for another torch."""
     try:
         import torchvision  # noqa: F401
     except (ImportError, RuntimeError, OSError) as error:
@@ -99,9 +99,9 @@ def require_torchvision() -> None:
 
 
 def describe_environment() -> dict:
-    """Return the hardware and software as JSON-ready values. No host name, no user name, no paths."""
-    gpus = range(_visible_gpus())
-    drivers = _of_each_gpu("driver_version") if gpus else {}
+    """Return the hardware and software as JSON values, without host names, user names or paths."""
+    gpus = range(_gpu_count())
+    drivers = _query_gpus("driver_version") if gpus else {}
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -120,10 +120,10 @@ def describe_environment() -> dict:
 
 
 def _links(machine: list[str], visible: list[str]) -> list[str]:
-    """How each pair of GPUs is connected, e.g. "GPU0-GPU1 NV18", from the matrix that `nvidia-smi topo -m` prints.
+    """Return how each pair of GPUs is connected, e.g. "GPU0-GPU1 NV18", from the matrix of `nvidia-smi topo -m`.
 
-    machine: the UUIDs of all GPUs, in nvidia-smi's order. visible: those that PyTorch sees, in its own order, which is
-    how they are numbered here. What is no whole GPU is not in the matrix.
+    machine: the UUIDs of all GPUs in nvidia-smi's order. visible: the UUIDs of the GPUs that PyTorch sees, in its
+    order, which numbers the result. The matrix has no MIG instances.
     """
     matrix = [line.split() for line in _nvidia_smi("topo", "-m").split("\n") if line.startswith("GPU")]
     if len(matrix) != len(machine) or not {*visible} <= {*machine}:
@@ -133,34 +133,34 @@ def _links(machine: list[str], visible: list[str]) -> list[str]:
 
 
 def gpu_uuid(device) -> str:
-    """Return the UUID of a GPU, or of a part of one (MIG), as CUDA_VISIBLE_DEVICES takes it.
+    """Return the UUID of a GPU or MIG instance, as CUDA_VISIBLE_DEVICES takes it.
 
-    A number would not do: it depends on that variable, and on CUDA_DEVICE_ORDER.
+    An index would depend on that variable and on CUDA_DEVICE_ORDER.
     """
-    about = torch.cuda.get_device_properties(device)
-    return f"{'MIG' if ' MIG ' in about.name else 'GPU'}-{about.uuid}"
+    properties = torch.cuda.get_device_properties(device)
+    return f"{'MIG' if ' MIG ' in properties.name else 'GPU'}-{properties.uuid}"
 
 
-def _of_each_gpu(column: str) -> dict[str, str]:
-    """What nvidia-smi knows of all GPUs of the machine, by UUID, in its order."""
+def _query_gpus(column: str) -> dict[str, str]:
+    """Return a column of nvidia-smi for all GPUs of the machine, by UUID, in its order."""
     lines = _nvidia_smi(f"--query-gpu=uuid,{column}", "--format=csv,noheader").splitlines()
     return dict(line.split(", ", 1) for line in lines if ", " in line)
 
 
 def _nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints, without the codes that underline its headings; empty where there is none."""
+    """Return the output of nvidia-smi without escape codes; empty if there is no nvidia-smi."""
     try:
-        printed = subprocess.run(("nvidia-smi", *arguments), capture_output=True, text=True, timeout=20).stdout
+        output = subprocess.run(("nvidia-smi", *arguments), capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return re.sub(r"\x1b\[\d*m", "", printed)
+    return re.sub(r"\x1b\[\d*m", "", output)
 
 
 def command_line() -> str:
-    """Return the command that started this process, to be pasted into a shell."""
-    program, told = "python", os.environ
-    if {"TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= told.keys():  # one may be left over
-        program = f"torchrun --nnodes={told['GROUP_WORLD_SIZE']} --nproc_per_node={told['LOCAL_WORLD_SIZE']}"
+    """Return the command that started this process, quoted for a shell."""
+    program, variables = "python", os.environ
+    if {"TORCHELASTIC_RUN_ID", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"} <= variables.keys():  # one alone may be stale
+        program = f"torchrun --nnodes={variables['GROUP_WORLD_SIZE']} --nproc_per_node={variables['LOCAL_WORLD_SIZE']}"
     return f"{program} {shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]])}"
 
 
@@ -173,5 +173,5 @@ def _version(package: str) -> str | None:
 
 def _cpu_name() -> str:
     file = Path("/proc/cpuinfo")
-    named = re.search(r"^model name\s*: (.*)$", file.read_text() if file.exists() else "", re.MULTILINE)
-    return named[1].strip() if named else platform.processor() or "unknown"
+    name = re.search(r"^model name\s*: (.*)$", file.read_text() if file.exists() else "", re.MULTILINE)
+    return name[1].strip() if name else platform.processor() or "unknown"

@@ -1,4 +1,4 @@
-"""How much memory is free, how much this process has had, and how much --memory-limit allows it."""
+"""Free memory, the peak memory of this process, and --memory-limit."""
 
 import contextlib
 import re
@@ -10,21 +10,21 @@ import psutil
 
 
 def free_memory(device) -> int:
-    """Return how many bytes are free on a torch.device; on a CPU, without swapping, or what a control group allows."""
+    """Return a torch.device's free memory in bytes; for a CPU without swap, and at most the control group's limit."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
     available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+    with contextlib.suppress(OSError, ValueError):  # no control group limit, or "max"
         available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     return available
 
 
 def peak_resident_bytes() -> int:
-    """Return the most memory that this process had since it started, with interpreter, libraries and data.
+    """Return the peak memory of this process in bytes, including the interpreter and libraries.
 
-    VmHWM in /proc (proc(5)); Linux's ru_maxrss starts from the peak of the process that started this one.
+    This is VmHWM in /proc (proc(5)), as Linux's ru_maxrss starts from the parent's peak.
     """
     status = Path("/proc/self/status")
     if status.exists() and (peak := re.search(r"VmHWM:\s+(\d+) kB", status.read_text())):
@@ -33,10 +33,10 @@ def peak_resident_bytes() -> int:
 
 
 def hold_to(limit: int) -> None:
-    """Raise MemoryError if this process has had more than `limit` bytes of memory, at any moment since it started.
+    """Raise MemoryError if the peak memory of this process exceeds `limit` bytes.
 
-    No limit of the kernel's counts what one process has: RLIMIT_DATA is for what it could use (getrlimit(2)).
+    The kernel cannot limit a process's resident memory: RLIMIT_DATA also counts unused allocations (getrlimit(2)).
     """
-    had, allowed = peak_resident_bytes() / 2**20, limit / 2**20
-    if had > allowed:
-        raise MemoryError(f"this process has had {had:,.0f} MiB, --memory-limit allows {allowed:,.0f} MiB")
+    peak, allowed = peak_resident_bytes() / 2**20, limit / 2**20
+    if peak > allowed:
+        raise MemoryError(f"this process has had {peak:,.0f} MiB, --memory-limit allows {allowed:,.0f} MiB")

@@ -1,7 +1,7 @@
-"""Which trainings and comparisons of this suite compute on this machine at the same time (known on Linux alone).
+"""The trainings and comparisons of this suite running on this machine (Linux only).
 
-Each holds an abstract socket (unix(7)), whose name is in /proc/net/unix for as long as it is open: nothing is left of a
-process that was killed. Nobody listens to it.
+Each binds an abstract socket (unix(7)), whose name is listed in /proc/net/unix until the process ends, even if it is
+killed. Nothing is sent over the socket.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ COMPARISON, TRAINING = "comparison", "training"
 
 @dataclass(frozen=True)
 class Program:
-    """One that computes: what it is, and its process."""
+    """A training or comparison running on this machine."""
 
     kind: str
     pid: int
@@ -33,38 +33,34 @@ class Program:
 
 @contextlib.contextmanager
 def computing(kind: str) -> Iterator[None]:
-    """Let others see in the `with` that this process computes, unless the comparison that started it or the first rank
-    of this machine is seen."""
-    seen = TAG in os.environ or os.environ.get("LOCAL_RANK", "0") != "0"
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as held:
-        if sys.platform == "linux" and not seen:
-            with contextlib.suppress(OSError):  # it is seen already
-                held.bind(f"\0{NAME[1:]}{kind}/{os.getpid()}")
+    """Register this process during the `with`. A comparison covers its runs, and a machine's first rank the others."""
+    covered = TAG in os.environ or os.environ.get("LOCAL_RANK", "0") != "0"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as registration:
+        if sys.platform == "linux" and not covered:
+            with contextlib.suppress(OSError):  # already registered
+                registration.bind(f"\0{NAME[1:]}{kind}/{os.getpid()}")
         yield
 
 
 def programs() -> list[Program]:
-    """Return all that compute, with this one."""
+    """Return all running trainings and comparisons, including this one."""
     found = []
-    with contextlib.suppress(OSError):  # no Linux
+    with contextlib.suppress(OSError):  # not Linux
         for line in SOCKETS.read_text(errors="replace").splitlines():
             name = line.partition(NAME)[2]
-            with contextlib.suppress(ValueError):  # somebody else's
+            with contextlib.suppress(ValueError):  # another program's socket
                 kind, pid = name.split("/")
                 found.append(Program(kind, int(pid)))
     return found
 
 
 def wait_for_others(seconds: float) -> list[Program]:
-    """Wait until no other program computes, for so long at most; return those that still do, having named them."""
-    end, said = time.monotonic() + seconds, ""
-    while others := programs():
-        named = " and ".join(map(str, others))
-        if time.monotonic() >= end:
-            break
-        if named != said:
-            left = end - time.monotonic()
-            print(f"Waiting for {named}, for at most {left:.0f} s more (--wait 0: do not wait)", flush=True)
-        said = named
+    """Wait up to `seconds` for other programs to finish. Return those still running."""
+    deadline, announced = time.monotonic() + seconds, ""
+    while (others := programs()) and (left := deadline - time.monotonic()) > 0:
+        names = " and ".join(map(str, others))
+        if names != announced:
+            print(f"Waiting for {names}, for at most {left:.0f} s more (--wait 0: do not wait)", flush=True)
+            announced = names
         time.sleep(0.5)
     return others

@@ -1,1 +1,1 @@
-"""What a person runs: python -m common.programs.check, fetch, model, probe, weights. Training imports none of it."""
+"""Command-line programs: python -m common.programs.check, fetch, model, probe or weights. Training imports none."""

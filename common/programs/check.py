@@ -49,15 +49,15 @@ from common.programs.exchange import ALL_REDUCE, broken_exchange
 from common.settings.datasets import DATASETS
 
 OK, NOTE, BAD = "ok", "note", "bad"
-LEAST_PYTHON = (3, 11, 4)  # the first 3.11 with tarfile's filter="data"
-SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; two workers' batches of 128 CIFAR-10 images take 6 MB
-BUSY_GPU_BYTES = 2 * 2**30  # a desktop and this process's own context take less
+LEAST_PYTHON = (3, 11, 4)  # the first 3.11 release with tarfile's filter="data"
+SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; batches of 128 CIFAR-10 images in two workers take 6 MB
+BUSY_GPU_BYTES = 2 * 2**30  # a desktop and this process's CUDA context take less
 FREE_DISK_BYTES = 500 * 10**6  # CIFAR-10 takes 180 MB and its archive 170 MB; weights and figures a few
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line: what was looked at, how it is (ok, note or bad), what was found, what to do about it."""
+    """One line of output. status: OK, NOTE or BAD."""
 
     name: str
     status: str
@@ -77,7 +77,7 @@ def failed(name: str, error: SuiteError) -> Check:
 
 
 def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
-    """Return every check, and describe_environment() unless nothing can be trained on what `--device` names."""
+    """Return all checks, and describe_environment(), or None if `--device` cannot train."""
     advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer"
     checks = [bad_if(sys.version_info < LEAST_PYTHON, "Python", f"Python {platform.python_version()}", advice)]
     environment, name = None, "torch"
@@ -85,35 +85,37 @@ def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[
         require_torchvision()
         name = "GPUs"
         devices = available_devices(device)
-        if len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process holds a GPU
+        if len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
             step, error = broken
             if step == ALL_REDUCE:
                 raise error
             checks.append(failed(step, error))
-        for place in devices:
-            _compute(place)
+        for one in devices:
+            _check_convolution(one)
         environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
         checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root)]
     except SuiteError as error:
         checks.append(failed(name, error))
     cores, all_cores = available_cores(), os.cpu_count()
-    use = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
-    checks.append(Check("CPU cores", OK if cores == all_cores else NOTE, use))
+    found = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
+    checks.append(Check("CPU cores", OK if cores == all_cores else NOTE, found))
     return [*checks, _shared_memory(), *_directories(data_root, output_dir), _running()], environment
 
 
-def _compute(device):
-    """Raise SuiteError (MACHINE) unless a small convolution comes out right on a device."""
+def _check_convolution(device):
+    """Raise SuiteError (MACHINE) unless a device computes a small convolution correctly."""
     ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
     try:
-        outputs = torch.nn.functional.conv2d(ones.to(device), ones[:, :, :3, :3].to(device))  # 36 times 8 x 3 x 3
-        wrong = "" if outputs.sum().item() == 36 * 72 else "a convolution gives a wrong result there"
+        outputs = torch.nn.functional.conv2d(
+            ones.to(device), ones[:, :, :3, :3].to(device)
+        )  # 6 x 6 outputs of 8 x 3 x 3
+        fault = "" if outputs.sum().item() == 36 * 72 else "a convolution gives a wrong result there"
     except RuntimeError as error:
-        wrong = str(error).partition("\n")[0]
-    if wrong:
+        fault = str(error).partition("\n")[0]
+    if fault:
         advice = "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu"
-        raise SuiteError(f"{device_name(device)} cannot be used", wrong, advice, MACHINE)
+        raise SuiteError(f"{device_name(device)} cannot be used", fault, advice, MACHINE)
 
 
 def _gpus(environment):
@@ -121,7 +123,7 @@ def _gpus(environment):
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
     for index in range(len(environment["gpus"])):
         free, total = torch.cuda.mem_get_info(index)
-        if (used := total - free) > BUSY_GPU_BYTES:  # with the context of this process
+        if (used := total - free) > BUSY_GPU_BYTES:  # includes this process's CUDA context
             found = f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which disturb the times"
             advice = "close them (nvidia-smi names them), or leave it out with CUDA_VISIBLE_DEVICES"
             return Check("GPUs", BAD, found, advice)
@@ -144,7 +146,7 @@ def _data(root: Path) -> Iterator[Check]:
             continue
         try:
             for file, md5 in files.items():
-                read_checked(root, {file: md5})  # one at a time is enough memory
+                read_checked(root, {file: md5})  # one at a time, to save memory
             yield Check(name, OK, f"whole, in {root}")
         except SuiteError as error:
             yield failed(name, error)
@@ -158,7 +160,7 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
             with tempfile.TemporaryFile(dir=existing):
                 free = shutil.disk_usage(existing).free
         except OSError as error:
-            status = NOTE if directory == data_root else BAD  # data may be there already
+            status = NOTE if directory == data_root else BAD  # the data may already be there
             yield Check(name, status, error.strerror or str(error), "name another directory")
         else:
             advice = "free some space, or name another directory"
@@ -166,30 +168,30 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
 
 
 def _running():
-    """Processes of runs whose comparison is gone, and comparisons that are at work: both would disturb the times."""
+    """Check for running comparisons, and for processes left by one that has ended: both would disturb the times."""
     runs = defaultdict(list)
     for pid, tag in tags().items():
         parent = f"{tag}-".split("-")[1]
         if pid != os.getpid() and parent.isdecimal():
             runs[parent].append(pid)
-    gone = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
-    if stray := " ".join(str(pid) for pid in gone if _same_namespace(pid)):
+    orphans = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
+    if stray := " ".join(str(pid) for pid in orphans if _is_in_own_namespace(pid)):
         return Check("other runs", BAD, f"processes {stray} are left of an earlier run", f"type kill -9 {stray}")
     if runs:
         return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
     return Check("other runs", OK, "none")
 
 
-def _same_namespace(pid):
-    """Whether PIDs mean the same to a process as to this one: in a container, they begin at 1 again."""
+def _is_in_own_namespace(pid):
+    """Return whether a process is in this process's PID namespace: a container has its own PIDs."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid") == os.readlink("/proc/self/ns/pid")
-    except FileNotFoundError:  # it has ended, or this is not Linux
+    except FileNotFoundError:  # the process has ended, or this is not Linux
         return not Path("/proc/self").exists()
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Print a line per check; exit with 3 (MACHINE) if one is bad."""
+    """Print the checks; exit with MACHINE if one is bad."""
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
     for file in arguments.sees:
         if not file.exists():
@@ -197,12 +199,12 @@ def main(arguments: argparse.Namespace) -> None:
             checks.append(Check("shared files", BAD, found, "name one that all see"))
     if arguments.json:
         devices = available_devices(arguments.device) if environment else []
-        about = {
+        details = {
             "environment": environment,
             "bf16_speed_up": speed_up_of(torch.bfloat16, devices[0]) if devices else None,
             "free_memory": min(map(free_memory, devices), default=None),
         }
-        print(json.dumps({"checks": [*map(asdict, checks)], **about}))
+        print(json.dumps({"checks": [*map(asdict, checks)], **details}))
     else:
         print(*checks, sep="\n")
     if any(check.status == BAD for check in checks):

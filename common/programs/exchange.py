@@ -1,9 +1,9 @@
-"""Do devices exchange what they should? An all-reduce between processes, and copies in one, compared byte by byte.
+"""Check that devices exchange data correctly: an all-reduce between processes, then copies within one process.
 
     python -m common.programs.exchange cuda:0 cuda:1
 
-says which of the two it begins, as both may hang where GPUs reach one another past the CPU (P2P) on paper alone: under
-an IOMMU or PCIe's ACS, or by a driver that promises too much. broken_exchange() waits for it no longer than a limit.
+prints the name of each step before it starts, as both may hang if peer-to-peer access between GPUs (P2P) is reported
+but does not work: with an IOMMU, with PCIe ACS, or with some drivers. broken_exchange() runs it with a time limit.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from common.machine.lifetime import end_with_parent, temporary_directory
 from common.ranks.group import shutdown
 
 LIMIT = 90.0  # seconds; a few suffice, unless many ranks import torch over a network
-SIZES = (256, 2**20)  # of what is summed up and copied: NCCL has other ways for little than for much
+SIZES = (256, 2**20)  # NCCL has different algorithms for small and large messages
 ALL_REDUCE, COPIES = "an all-reduce between the devices", "copies from device to device"
 NO_P2P = "NCCL_P2P_DISABLE"
 BIOS = "turn off the IOMMU, or ACS, in the BIOS"
@@ -37,9 +37,9 @@ ONE = "type CUDA_VISIBLE_DEVICES=0 before the command to use one GPU"
 
 
 def broken_exchange(devices: Sequence[torch.device], limit: float = LIMIT) -> tuple[str, SuiteError] | None:
-    """Return which of ALL_REDUCE and COPIES fails, or does not end within `limit` seconds, and the error of it.
+    """Return the step (ALL_REDUCE or COPIES) that fails or takes longer than `limit` seconds, and its error.
 
-    It runs in processes of their own, which are killed. If the all-reduce fails, it is tried without P2P.
+    Runs the steps in other processes and kills them at the end. If the all-reduce fails, tries it without P2P.
     """
     names = [*map(str, devices)]
     if not (failed := _try(names, limit)):
@@ -56,13 +56,13 @@ def broken_exchange(devices: Sequence[torch.device], limit: float = LIMIT) -> tu
 
 
 def _try(names, limit, **variables):
-    """In which step these devices fail, and how; None if they do not."""
+    """Return the step that fails and the cause, or None."""
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "common.programs.exchange", *names]
-    with temporary_directory() as directory, open(Path(directory, "said"), "w+", encoding="utf-8") as said:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": subprocess.STDOUT}
-        own = {**os.environ, **variables, "PYTHONPATH": path}
-        child = subprocess.Popen(command, **streams, env=own, start_new_session=True, preexec_fn=end_with_parent)
+    with temporary_directory() as directory, open(Path(directory, "log"), "w") as log:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        env = {**os.environ, **variables, "PYTHONPATH": path}
+        child = subprocess.Popen(command, **streams, env=env, start_new_session=True, preexec_fn=end_with_parent)
         try:
             code = child.wait(limit)
         except subprocess.TimeoutExpired:
@@ -70,7 +70,7 @@ def _try(names, limit, **variables):
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-        lines = Path(directory, "said").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path(directory, "log").read_text(encoding="utf-8", errors="replace").splitlines()
     if code == 0:
         return None
     step = COPIES if COPIES in lines else ALL_REDUCE
@@ -80,13 +80,14 @@ def _try(names, limit, **variables):
 
 
 def _rank(rank, names, directory):
-    """As one rank: sum up what is known, and raise RuntimeError where the sums are others."""
+    """Run one rank's all-reduce; raise RuntimeError if the sums are wrong."""
     end_with_parent()
     device, ranks = torch.device(names[rank]), len(names)
-    if device.type == "cuda":
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    if device_id:
         torch.cuda.set_device(device)
-    backend, own = ("nccl", device) if device.type == "cuda" else ("gloo", None)
-    dist.init_process_group(backend, f"file://{directory}/met", rank=rank, world_size=ranks, device_id=own)
+    rendezvous = f"file://{directory}/rendezvous"
+    dist.init_process_group(backend, rendezvous, rank=rank, world_size=ranks, device_id=device_id)
     for size in SIZES:
         numbers = torch.arange(size, dtype=torch.int32)
         sums = (numbers + rank).to(device)
@@ -98,7 +99,7 @@ def _rank(rank, names, directory):
 
 
 def _copy(source, target):
-    """Copy bytes from one device to another; raise RuntimeError where they arrive as others."""
+    """Copy bytes from one device to another; raise RuntimeError if they arrive changed."""
     for size in SIZES:
         sent = torch.randint(256, (size,), dtype=torch.uint8)
         arrived = sent.to(source).to(target).cpu()
@@ -107,15 +108,13 @@ def _copy(source, target):
 
 
 def main() -> None:
-    """Go through both steps, and end with the last line of the error of the first that fails. All ranks have ended
-    before the copies begin, as a GPU may be one process's alone."""
     names = sys.argv[1:]
     try:
         print(ALL_REDUCE, flush=True)
         if dist.is_nccl_available() or "cpu" in names:
             with temporary_directory() as directory:
                 spawn(_rank, (names, directory), len(names))
-        print(COPIES, flush=True)
+        print(COPIES, flush=True)  # after all ranks have ended, as a GPU may allow only one process
         for pair in itertools.permutations(names, 2):
             _copy(*pair)
     except (RuntimeError, ProcessException) as error:

@@ -61,13 +61,13 @@ from common.models.build import Network, block_names, build_network
 from common.ranks.group import shutdown
 
 SECONDS_PER_MEASUREMENT = 1.0
-# bytes: what DistributedDataParallel exchanges first, and at once after that (torch, nn/parallel/distributed.py)
+# DistributedDataParallel's default bucket sizes in bytes (torch, nn/parallel/distributed.py)
 FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
-SHORT = 1024  # bytes; of one number, gloo's all-reduce sends half as many messages as of more
+SHORT = 1024  # bytes; for a single number, gloo's all-reduce would send half as many messages
 
 
 def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, device) -> Callable[[], None]:
-    """Return what trains `model` for a step on `batch` random images like those of a data set, always the same ones."""
+    """Return a function that trains `model` for a step, on `batch` fixed random images shaped like the data set's."""
     images = torch.randn(batch, *image_set.image_shape, device=device)  # (B, C, H, W)
     images = images.to(memory_format=torch.channels_last)
     labels = torch.randint(len(image_set.classes), (batch,), device=device)
@@ -81,15 +81,15 @@ def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, de
 
 
 def wants_more(steps: int, seconds: float) -> bool:
-    """Return whether to measure again: 2 times to warm up, then at least 5, and up to 50 as time allows."""
+    """Return whether to measure again: 2 warm-up steps, then at least 5 and up to 50 as time allows."""
     return steps < 7 or (steps < 52 and seconds < SECONDS_PER_MEASUREMENT)
 
 
 def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: list[int], device) -> dict[int, float]:
-    """Return batch → the median time of a training step on so many random images, the first two left out.
+    """Return the median time of a training step for each batch size, without the first two times.
 
-    Of a GPU, each time is that of 20 steps. The sizes take turns, so that whatever slows the machine down for a while
-    slows all alike. One that does not fit into memory is left out.
+    On a GPU, each time is the mean of 20 steps. The sizes take turns, so that a temporary slowdown of the machine
+    affects all of them. A size that does not fit into memory is left out.
     """
     calls = CALLS[device.type]
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
@@ -109,7 +109,7 @@ def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: l
 
 
 def loader_speed(loader, workers: int, device: torch.device) -> LoaderSpeed:
-    """Return what a training loader delivers to `device`, after its first batch, and what that takes of the cores."""
+    """Measure a training loader's images per second on `device` and its CPU time, after the first batch."""
     count, start = 0, None
     while True:
         for images, _ in loader:
@@ -125,40 +125,40 @@ def loader_speed(loader, workers: int, device: torch.device) -> LoaderSpeed:
 
 
 def cpu_seconds() -> float:
-    """Return for how long this process and the living ones that it started, as a loader's workers, have computed."""
+    """Return the CPU time of this process and its running descendants, such as loader workers."""
     children = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
     return time.process_time() + sum(times.user + times.system for times in children)
 
 
 def exchange(arguments: Any, model: str, size: int, image_set: ImageSet, kind: str) -> tuple[float | None, ...]:
-    """Return ModelLink's numbers of an all-reduce of `size` bytes between ranks, one for each GPU or two on a CPU.
+    """Measure the all-reduce of `size` bytes for a ModelLink, with one rank per GPU, or two on a CPU.
 
-    Each trains `model` on its share of a batch before an exchange, because one between idle ranks is several times as
-    fast. Its mean over the ranks gives the bandwidth, NCCL's "bus bandwidth" (github.com/NVIDIA/nccl-tests,
-    doc/PERFORMANCE.md), bytes ÷ seconds x 2 (N-1)/N. Two more follow at once, of SHORT bytes and of all. All None where
-    there is one GPU, where processes may not share this process's, or without NCCL.
+    Before each exchange, every rank trains `model` on its share of a batch: an exchange between idle ranks is several
+    times as fast. Returns the bus bandwidth in Gbit/s (bytes ÷ seconds x 2 (N-1)/N: github.com/NVIDIA/nccl-tests,
+    doc/PERFORMANCE.md), and the milliseconds of two exchanges right after it, of SHORT bytes and of `size` bytes. All
+    are None with one GPU, if processes may not share a GPU with this one, or without NCCL.
     """
     ranks = torch.cuda.device_count() if kind == "cuda" else 2
     if ranks < 2 or (kind == "cuda" and not (gpus_can_be_shared() and dist.is_nccl_available())):
         return None, None, None
     if kind == "cuda":
-        torch.cuda.empty_cache()  # one of the ranks computes on this process's GPU
-    like = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
+        torch.cuda.empty_cache()  # a rank uses this process's GPU as well
+    shapes = SimpleNamespace(image_shape=image_set.image_shape, classes=image_set.classes)  # without the images
     with tempfile.TemporaryDirectory() as directory:
-        spawn(_exchange, (ranks, directory, arguments, model, size, like, kind), ranks)
+        spawn(_exchange, (ranks, directory, arguments, model, size, shapes, kind), ranks)
         trained, short, whole = json.loads(Path(directory, "seconds").read_text())
     return 8e-9 * size * 2 * (ranks - 1) / ranks / trained, 1000 * short, 1000 * whole
 
 
 def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
-    """As one of the ranks; rank 0 leaves the medians of the three exchanges' seconds in the directory."""
+    """Run one rank's exchanges. Rank 0 writes the median seconds of the three exchanges to the directory."""
     end_with_parent()
     device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
     prepare_process(arguments, device, rank, ranks)
     with short_slices(arguments.bind and kind == "cpu"):
         backend, own = ("nccl", device) if kind == "cuda" else ("gloo", None)
-        place = f"file://{directory}/rendezvous"
-        dist.init_process_group(backend, place, rank=rank, world_size=ranks, device_id=own)
+        rendezvous = f"file://{directory}/rendezvous"
+        dist.init_process_group(backend, rendezvous, rank=rank, world_size=ranks, device_id=own)
     model = _build(name, arguments, image_set, device)
     share = max(1, arguments.batch_size[0] // ranks)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set, share, device)
@@ -172,9 +172,9 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
             with watch:
                 dist.all_reduce(sent)
         exchanges.append([watch.seconds for watch in watches[1:]])
-        together = torch.tensor([sum(watch.seconds for watch in watches)], device=device)
-        dist.all_reduce(together)  # so that all ranks end with the same step
-        spent += together.item() / ranks
+        total = torch.tensor([sum(watch.seconds for watch in watches)], device=device)
+        dist.all_reduce(total)  # so that all ranks stop after the same step
+        spent += total.item() / ranks
     seconds = torch.tensor(exchanges, device=device)  # (exchanges, 3)
     dist.all_reduce(seconds)
     if rank == 0:
@@ -184,18 +184,17 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
 
 
 def _build(name, arguments, image_set, device):
-    """A network as the command line asks for it, on a device."""
     classes = len(image_set.classes)
     return build_network(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
 
 
 def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.device) -> tuple[Bucket, ...]:
-    """Return in which parts DistributedDataParallel would exchange a model's gradients; `step` trains it once.
+    """Return the buckets in which DistributedDataParallel would exchange a model's gradients. `step` trains it once.
 
-    It fills a bucket in the order in which the backward pass computes them, until it has its full size or more.
+    DistributedDataParallel adds gradients to a bucket in the order of the backward pass until the bucket is full.
     """
     names = {parameter: str(number) for number, parameter in enumerate(model.parameters()) if parameter.requires_grad}
-    timer = PhaseTimer([device])
+    timer = PhaseTimer([device])  # replaced in every pass
     hooks = [
         parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
         for parameter in names
@@ -224,13 +223,13 @@ def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.d
 
 
 def flop_per_image(model: Network, image_set: ImageSet) -> float | None:
-    """Return ModelLink's flop, counted on tensors without values, so that nothing is computed."""
+    """Return ModelLink's flop, counted on meta tensors without computing anything."""
     from torch.utils.flop_counter import FlopCounterMode
 
     images = torch.empty(2, *image_set.image_shape, device="meta")
-    with contextlib.suppress(Exception):  # a reader's own network may look at values
+    with contextlib.suppress(Exception):  # a user's network may depend on the values
         model = copy.deepcopy(model).to("meta").float()
-        model.precision, model.recompute = "fp32", False  # neither changes what the network needs
+        model.precision, model.recompute = "fp32", False  # neither changes the network's flop
         with FlopCounterMode(display=False) as counter:
             model(images).sum().backward()
         return counter.get_total_flops() / len(images)
@@ -249,7 +248,7 @@ def measure(arguments: Any, image_set: ImageSet) -> Probe:
     device = available_devices(arguments.device)[0]
     prepare_process(arguments, device)
     startup_seconds = time.time() - command_start()
-    own = _loaders(arguments, image_set, device)  # all the time, so that the peak of the memory contains the images
+    own = _loaders(arguments, image_set, device)  # kept until the end, so that the memory peak includes the images
     names = arguments.model or [default_model(arguments.dataset)]
     measured = [_measure_model(name, arguments, image_set, device, own[1]) for name in names]
     loaders, resident = [], None
@@ -257,7 +256,7 @@ def measure(arguments: Any, image_set: ImageSet) -> Probe:
         loader, _ = _loaders(arguments, image_set, device, num_workers=workers)
         loaders.append(loader_speed(loader, workers, device))
     if arguments.loader == "workers":
-        with contextlib.suppress(SuiteError):  # it may be too large
+        with contextlib.suppress(SuiteError):  # the images may not fit
             loader, _ = _loaders(arguments, image_set, device, loader="resident")
             resident = loader_speed(loader, 0, device).images_per_second
     return Probe(
@@ -280,9 +279,9 @@ def _loaders(arguments, image_set, device, **changed):
 
 
 def _measure_model(name, arguments, image_set, device, test_loader):
-    """The StepTimes, the ModelLink and the BlockTimes of one network."""
+    """Return the StepTimes, the ModelLink and the BlockTimes of a network."""
     model, blocks = _build(name, arguments, image_set, device), []
-    with suppress_out_of_memory(), torch.no_grad():  # where training batches are small, that needs the most memory
+    with suppress_out_of_memory(), torch.no_grad():  # sets the memory peak if training batches are small
         images, _ = next(iter(test_loader))
         model.eval()(to_device(images, device))
     model.train()
@@ -296,9 +295,11 @@ def _measure_model(name, arguments, image_set, device, test_loader):
     optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]
     times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
     size = sum(parameter.nbytes for parameter in model.parameters())
-    flop = flop_per_image(model, image_set) if device.type == "cuda" else None  # of a CPU, no peak is known
+    flop = flop_per_image(model, image_set) if device.type == "cuda" else None  # a CPU's peak is unknown
     link = ModelLink(name, size, None, flop=flop)
-    if arguments.link and (batch in times or batch not in arguments.sizes):  # else half of it may not fit either
+    if arguments.link and (
+        batch in times or batch not in arguments.sizes
+    ):  # otherwise a rank's share may not fit either
         step = random_step(model, optimizer, image_set, batch, device)
         numbers = exchange(arguments, name, size, image_set, device.type)
         link = ModelLink(name, size, *numbers, gradient_buckets(model, step, device), flop)

@@ -1,1 +1,1 @@
-"""Several processes that train together: how they start, meet, agree, and who is lost."""
+"""Ranks: processes that train together. How they start, meet and agree, and how lost ranks are found."""

@@ -1,4 +1,4 @@
-"""Whether all ranks were started alike: ranks with different flags, data or code train together in silence."""
+"""Check that all ranks were started alike: ranks with different flags, data or code would train without an error."""
 
 import json
 import sys
@@ -16,19 +16,21 @@ from common.settings.config import FLAGS, option
 
 
 def refuse_different_ranks(place, image_set: ImageSet) -> None:
-    """Raise SuiteError (USAGE), on every rank, if the ranks have different flags, data or code.
+    """Raise SuiteError (USAGE) on every rank if the ranks have different flags, data or code.
 
-    place: this rank's. Raises SuiteError (MACHINE) if two of them would train on one GPU, whatever each calls it.
+    Raises SuiteError (MACHINE) if two ranks would train on the same GPU, even under different indices.
     """
-    own = {"gpu": gpu_uuid(place.device) if place.device.type == "cuda" else None, "start": _start_of(place, image_set)}
-    told = tell_all(place.store, "start", own, place.rank, place.ranks)
-    starts, gpus = ([part[name] for part in told] for name in ("start", "gpu"))
+    gpu = gpu_uuid(place.device) if place.device.type == "cuda" else None
+    own = {"gpu": gpu, "settings": _shared_settings(place, image_set)}
+    ranks = all_gather_json(place.store, "start", own, place.rank, place.ranks)
+    settings, gpus = ([rank[name] for rank in ranks] for name in ("settings", "gpu"))
     differences = []
-    for name in {name: None for start in starts for name in start}:
-        values = [start.get(name) for start in starts]
-        other = next((other for other, value in enumerate(values) if value != values[0]), None)
-        if other is not None:
-            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
+    for name in dict.fromkeys(name for one in settings for name in one):
+        values = [one.get(name) for one in settings]
+        for other, value in enumerate(values):
+            if value != values[0]:
+                differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {value}")
+                break
     if differences:
         advice = "start all ranks with the same flags, data and code"
         raise SuiteError("ranks were started differently", "; ".join(differences), advice, USAGE)
@@ -38,10 +40,10 @@ def refuse_different_ranks(place, image_set: ImageSet) -> None:
             raise SuiteError(what, f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}", advice, MACHINE)
 
 
-def _start_of(place, image_set):
-    """What must be equal in all ranks, name → value."""
+def _shared_settings(place, image_set):
+    """Return what must be equal on all ranks, by name."""
     flags = {name: value for name, value in asdict(place.config).items() if not FLAGS[name].by_rank}
-    flags |= {name: getattr(place.config, name) and "a file" for name in ("checkpoint", "resume")}  # names may differ
+    flags |= {name: getattr(place.config, name) and "a file" for name in ("checkpoint", "resume")}  # paths may differ
     flags |= {name: value for name, value in vars(place.options).items() if name not in ("spawn", "dist_timeout")}
     return {
         **{option(name): value for name, value in flags.items()},
@@ -52,10 +54,10 @@ def _start_of(place, image_set):
     }
 
 
-def tell_all(store: dist.Store, topic: str, value, rank: int, world_size: int) -> list:
-    """Return every rank's `value`, which JSON must know, in the order of the ranks; needs no process group.
+def all_gather_json(store: dist.Store, topic: str, value, rank: int, world_size: int) -> list:
+    """Return every rank's `value` (JSON), in rank order. Needs no process group.
 
-    Rank 0, in whose process the store may be, is the last to return: the others need not hurry should it end then.
+    Rank 0 returns last, as its process may hold the store, which must outlive the others' reads.
     """
     store.set(f"{topic}-{rank}", json.dumps(value))
     values = [json.loads(text) for text in store.multi_get([f"{topic}-{other}" for other in range(world_size)])]

@@ -1,11 +1,11 @@
-"""BatchNorm over the images of all ranks, for CPUs: torch has it for GPUs alone."""
+"""BatchNorm over the images of all ranks on CPUs. nn.SyncBatchNorm supports GPUs only."""
 
 import torch
 from torch import distributed, nn
 
 
 class _Sum(torch.autograd.Function):
-    """A sum over the ranks, whose gradient is the sum of theirs."""
+    """A sum over the ranks. Its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(context, values):
@@ -19,9 +19,9 @@ class _Sum(torch.autograd.Function):
 
 
 class RanksBatchNorm(nn.BatchNorm2d):
-    """BatchNorm2d whose mean and variance are those of all ranks' images, of which each rank has equally many.
+    """BatchNorm2d over the images of all ranks, like nn.SyncBatchNorm. Every rank must have the same number of images.
 
-    As nn.SyncBatchNorm does on GPUs: the ranks exchange 2 C numbers in the forward pass, and again in the backward.
+    The ranks exchange 2 C numbers in the forward pass and 2 C in the backward pass.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -30,16 +30,16 @@ class RanksBatchNorm(nn.BatchNorm2d):
             return super().forward(images)
         ranks, pixels = distributed.get_world_size(), images.numel() // images.shape[1]
         variance, mean = torch.var_mean(images, (0, 2, 3), correction=0)  # (C,)
-        mean, square = _Sum.apply(torch.stack([mean, variance + mean.square()])) / ranks
-        variance = square - mean.square()
+        mean, mean_square = _Sum.apply(torch.stack([mean, variance + mean.square()])) / ranks
+        variance = mean_square - mean.square()
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 if self.num_batches_tracked is not None:
                     self.num_batches_tracked += 1
-                new = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+                momentum = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
                 unbiased = variance * (ranks * pixels / (ranks * pixels - 1))
-                self.running_mean.lerp_(mean.to(self.running_mean), new)
-                self.running_var.lerp_(unbiased.to(self.running_var), new)
-        factor = torch.rsqrt(variance + self.eps) * (self.weight if self.affine else 1.0)
-        offset = (self.bias if self.affine else 0.0) - mean * factor
-        return torch.addcmul(offset[:, None, None], images, factor[:, None, None])
+                self.running_mean.lerp_(mean.to(self.running_mean), momentum)
+                self.running_var.lerp_(unbiased.to(self.running_var), momentum)
+        scale = torch.rsqrt(variance + self.eps) * (self.weight if self.affine else 1.0)
+        shift = (self.bias if self.affine else 0.0) - mean * scale
+        return torch.addcmul(shift[:, None, None], images, scale[:, None, None])

@@ -1,4 +1,4 @@
-"""What the scripts with DistributedDataParallel need besides: their options, and Hugging Face Accelerate."""
+"""The options of ddp_train.py, and the set-up of Hugging Face Accelerate."""
 
 import importlib
 import os
@@ -10,11 +10,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from common.errors import MACHINE, USAGE, SuiteError
 from common.ranks.batchnorm import RanksBatchNorm
 
-COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # round, average, and round back
+COMPRESS = {"bf16": bf16_compress_hook, "fp16": fp16_compress_hook}  # average the gradients in 16 bits
 
 
 def refuse_contradictions(config, options) -> None:
-    """Raise SuiteError (USAGE) for flags that do not go together."""
+    """Raise SuiteError (USAGE) for incompatible flags."""
     if options.no_sync and config.checkpoint:
         what = "--no-sync trains a model in every rank, a checkpoint holds one"
         raise SuiteError(what, "found both", "leave out --checkpoint", USAGE)
@@ -29,25 +29,25 @@ def refuse_contradictions(config, options) -> None:
 
 
 def share_out(optimizer, model):
-    """Return a ZeroRedundancyOptimizer that does to every weight what `optimizer` would do."""
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes most of a second
+    """Return a ZeroRedundancyOptimizer of the type and settings of `optimizer`."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # the import takes most of a second
 
     return ZeroRedundancyOptimizer(model.parameters(), type(optimizer), **optimizer.defaults)
 
 
 def synchronize(model: nn.Module, device: torch.device) -> None:
-    """Let every BatchNorm2d of `model` normalise over all ranks; they keep their weights, statistics and names."""
+    """Make every BatchNorm2d of `model` normalise over all ranks. Weights, statistics and names stay."""
     for module in list(model.modules()):
-        for name, part in module.named_children():
-            if type(part) is nn.BatchNorm2d:
+        for name, child in module.named_children():
+            if type(child) is nn.BatchNorm2d:
                 if device.type == "cuda":
-                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(part))
+                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
                 else:
-                    part.__class__ = RanksBatchNorm
+                    child.__class__ = RanksBatchNorm
 
 
 def describe_exchange(options) -> dict:
-    """Return what the method is called, and what a reader must know of it."""
+    """Return the `method` and `note` of the ParallelContext."""
     if options.no_sync:
         return {"method": "ddp-no-sync", "note": "gradients are not exchanged, every rank trains a model of its own"}
     notes = {}
@@ -61,7 +61,7 @@ def describe_exchange(options) -> dict:
 
 
 def refuse_without_accelerate(*_) -> None:
-    """Raise SuiteError (MACHINE) where Accelerate is not installed."""
+    """Raise SuiteError (MACHINE) if Accelerate is not installed."""
     try:
         importlib.import_module("accelerate")
     except ImportError:
@@ -70,12 +70,10 @@ def refuse_without_accelerate(*_) -> None:
 
 
 def make_accelerator(place):
-    """Return an Accelerator on this place's device, with the process group that it has joined.
-
-    "no": a user's own defaults could change the maths.
-    """
+    """Return an Accelerator for this rank's device and the process group it has joined."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or it guesses a thread count; prepare_process() has set ours
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # keeps the thread count of prepare_process()
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    # mixed_precision="no" overrides the user's Accelerate configuration, which could change the numbers.
     return Accelerator(cpu=place.device.type == "cpu", mixed_precision="no", kwargs_handlers=[wrapper])

@@ -1,8 +1,8 @@
-"""Which rank is lost: the one that says nothing is named, and killed if it hangs, as a launcher would wait for it.
+"""Find lost ranks, name them in the error, and kill those that hang, as a launcher would wait for them.
 
-Gloo's collectives fail in Python where a rank does not take part. A rank that waits in one of NCCL's is aborted by its
-watchdog, and its launcher blames it. So every rank on a GPU tells the others once a second how far it has come; one
-that stays behind for --dist-timeout is named by the others, before that watchdog.
+A gloo collective raises an error if a rank does not take part. With NCCL, the watchdog aborts the ranks that wait, and
+the launcher blames them. So every rank on a GPU publishes its progress once a second, and the others name a rank that
+stays behind for --dist-timeout, before the watchdog acts.
 """
 
 import atexit
@@ -23,28 +23,28 @@ from common.errors import FAILED, SuiteError
 from common.machine.entry import tell, told
 from common.machine.lifetime import has_launcher
 
-EVERY = 1.0  # seconds
-GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to say so
+HEARTBEAT_SECONDS = 1.0
+GRACE_SECONDS = 5  # for a rank to end after SIGTERM, and for ranks that lost contact to report it
 
 
 @contextlib.contextmanager
 def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
-    """Let a collective that fails in the `with` name the ranks that did not take part.
+    """If a collective fails in the `with`, raise SuiteError with the ranks that did not take part.
 
-    Those which wait for a rank that hangs give up after dist_timeout, in seconds, and tell one another. If one died,
-    its launcher stops all others meanwhile, and they say nothing.
+    The ranks that wait for a hanging rank give up after dist_timeout seconds and tell one another. If a rank died, its
+    launcher stops the others in the meantime, so that they print nothing.
     """
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise
-        cause = f"{type(error).__name__}: {plain_cause(error)}"
+        cause = f"{type(error).__name__}: {torch_message(error)}"
         missing = _missing_ranks(dist_timeout) if dist.is_initialized() else []
-        if told():  # so was the other rank, or its launcher has noticed what became of it
+        if told():  # the other rank got the signal too, or the launcher noticed its end
             sys.exit(128 + told())
         if missing:
-            atexit.register(kill_ranks, group_store(), missing)  # after the line about it
+            atexit.register(kill_ranks, group_store(), missing)  # runs after the error line is printed
             cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
         lost = _lost_contact(cause)
         for note in getattr(error, "__notes__", ()):
@@ -53,7 +53,7 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
 
 
 def _missing_ranks(dist_timeout):
-    """The ranks that have not lost contact too. One alone is the one; of several, some may still be waiting for it."""
+    """Return the ranks that have not reported lost contact. Of several, some may still be waiting for the lost one."""
     start = time.monotonic()
     try:
         store = group_store()
@@ -64,17 +64,17 @@ def _missing_ranks(dist_timeout):
             if not missing or told() or time.monotonic() > start + waiting:
                 return missing
             time.sleep(0.1)
-    except RuntimeError:  # the store was in the process of the rank that is gone
+    except RuntimeError:  # the lost rank's process held the store
         return []
 
 
 class Heartbeat:
-    """Of one rank; beat() after each batch, and before it waits for all others, for the store's timeout at most."""
+    """A rank's progress, as calls of beat(): after each batch, and before it waits for all other ranks."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int):
         self.store, self.rank, self.beats = store, rank, 0
         self.keys = [f"beats-{other}" for other in range(world_size)]
-        self.moved = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → beats, since when
+        self.progress = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → beats, time of the last change
 
     def start(self) -> None:
         self.store.set(self.keys[self.rank], "0")
@@ -84,46 +84,46 @@ class Heartbeat:
         self.beats += 1
 
     def lost_ranks(self, now: float) -> list[int]:
-        """Tell the others how far this rank is; return who is furthest behind and has not moved for too long.
+        """Publish this rank's progress; return the ranks furthest behind without progress for the store's timeout.
 
-        Hosts run ahead of their GPUs by different numbers of batches, but none that waits for another is behind it.
+        Hosts run ahead of their GPUs by different numbers of batches, but a rank is never behind one it waits for.
         """
         self.store.set(self.keys[self.rank], str(self.beats))
         for rank, text in enumerate(self.store.multi_get(self.keys)):
-            if int(text) != self.moved[rank][0]:
-                self.moved[rank] = int(text), now
-        beats = [beats for beats, _ in self.moved.values()]
+            if int(text) != self.progress[rank][0]:
+                self.progress[rank] = int(text), now
+        beats = [beats for beats, _ in self.progress.values()]
         patience = self.store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
-        late = [rank for rank, (_, since) in self.moved.items() if now - since > patience]
+        late = [rank for rank, (_, since) in self.progress.items() if now - since > patience]
         return [rank for rank in late if beats[rank] == min(beats) < max(beats)]
 
     def _watch(self):
-        with contextlib.suppress(RuntimeError):  # the store is gone, with the process that had it
+        with contextlib.suppress(RuntimeError):  # the process that held the store has ended
             while True:
-                time.sleep(EVERY)
+                time.sleep(HEARTBEAT_SECONDS)
                 lost = self.lost_ranks(time.monotonic())
                 if lost and self.rank not in lost:
                     self._end(lost)
 
     def _end(self, lost):
-        """Also this process: its main thread waits for a GPU."""
+        """Name and kill the lost ranks, and end this process, whose main thread waits for a GPU."""
         if not told():
-            where = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
-            tell(_lost_contact(where), as_rank=True)
+            found = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
+            tell(_lost_contact(found), as_rank=True)
         kill_ranks(self.store, lost)
         os._exit(128 + told() if told() else FAILED)
 
 
-def say_where(store: dist.Store, rank: int) -> None:
-    """Tell the other ranks which process this one is."""
+def publish_process(store: dist.Store, rank: int) -> None:
+    """Store this rank's host, PID and start time, for kill_ranks()."""
     process = psutil.Process()
     store.set(f"process-{rank}", json.dumps([socket.gethostname(), process.pid, process.create_time()]))
 
 
 def kill_ranks(store: dist.Store, ranks: list[int]) -> None:
-    """Kill ranks of this machine that hang: one that was stopped would not even end by its launcher's SIGTERM."""
+    """Kill hanging ranks of this machine: a stopped process (SIGSTOP) ignores its launcher's SIGTERM."""
     for rank in ranks if has_launcher() else ():
-        with contextlib.suppress(RuntimeError, ValueError, psutil.Error, OSError):  # the store or the process is gone
+        with contextlib.suppress(RuntimeError, ValueError, psutil.Error, OSError):  # the store or the process has ended
             if store.check([f"process-{rank}"]):
                 host, pid, start = json.loads(store.get(f"process-{rank}"))
                 if host == socket.gethostname() and abs(psutil.Process(pid).create_time() - start) < 2:
@@ -131,12 +131,12 @@ def kill_ranks(store: dist.Store, ranks: list[int]) -> None:
 
 
 def group_store() -> dist.Store:
-    """Return the store of the process group that this rank has joined."""
-    return dist.distributed_c10d._get_default_store()  # there is no public way to it
+    """Return the store of this rank's process group."""
+    return dist.distributed_c10d._get_default_store()  # there is no public API
 
 
-def plain_cause(error: Exception) -> str:
-    """Return what an error of torch's says, without the C++ frames that may follow."""
+def torch_message(error: Exception) -> str:
+    """Return the message of an error from torch without its C++ stack trace."""
     return str(error).partition("Exception raised from")[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""How a rank finds the others, and which device is its own."""
+"""How a rank finds the other ranks and its device."""
 
 import os
 import socket
@@ -15,21 +15,21 @@ from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from common.machine.cores import usable_cores
 from common.machine.environment import available_devices
 from common.machine.memory import free_memory
-from common.ranks.agree import tell_all
+from common.ranks.agree import all_gather_json
 from common.ranks.group import Rank
-from common.ranks.lost import plain_cause
+from common.ranks.lost import torch_message
 from common.settings.config import RunConfig
 from common.words import count
 
-# what init_process_group's env:// needs, with an example of each
+# variables that init_process_group's env:// needs, with example values
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: bool = False) -> torch.device:
-    """Return the device of one rank: the GPU of that number, or the CPU that all ranks of this machine share.
+    """Return a rank's device: the GPU with the number local_rank, or the CPU, which all ranks of this machine share.
 
-    Where a launcher shows each rank one GPU alone (srun --gpus-per-task=1), it is that one, unless all_visible. Raises
-    SuiteError (MACHINE) for fewer GPUs than ranks.
+    A launcher may show each rank a single GPU (srun --gpus-per-task=1), which is then its device. all_visible: no
+    launcher hides GPUs. Raises SuiteError (MACHINE) if there are fewer GPUs than ranks.
     """
     devices = available_devices(kind)
     if devices[0].type == "cpu" or (len(devices) == 1 and not all_visible):
@@ -41,45 +41,49 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
 
 
 def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple[Rank, tuple[int, int]]:
-    """Find the other ranks; return this one, and which of the ranks that may use its CPU cores it is, of how many.
+    """Find the other ranks; return this rank, and its index among the ranks that share its CPU cores and their number.
 
-    These are all ranks of a machine, unless a launcher has given each cores of its own, as srun can. Where it sets no
-    local numbers, the ranks count themselves by the names of their hosts. Raises SuiteError (USAGE) if a variable is
-    missing or no number, or names a place where ranks cannot meet; (FAILED) if not all of them come.
+    All ranks of a machine share its cores, unless a launcher such as srun gives each its own. If the launcher sets no
+    LOCAL_RANK, ranks are numbered per host name. Raises SuiteError (USAGE) if a variable is missing or invalid, or the
+    ranks cannot meet at the address; SuiteError (FAILED) if some rank does not come.
     """
-    rank, world_size = _told("RANK"), _told("WORLD_SIZE")
+    rank, world_size = _from_environment("RANK"), _from_environment("WORLD_SIZE")
     if rank >= world_size:
         found = f"RANK={rank}, WORLD_SIZE={world_size}"
         raise SuiteError("RANK must be below WORLD_SIZE", found, "number the ranks from 0", USAGE)
-    place = f"{_told('MASTER_ADDR')}:{_told('MASTER_PORT')}" if init_method == "env://" else init_method
+    address = init_method
+    if init_method == "env://":
+        address = f"{_from_environment('MASTER_ADDR')}:{_from_environment('MASTER_PORT')}"
     timeout = timedelta(seconds=options.dist_timeout)
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
-        store.set_timeout(timeout)  # a file's store has not been told
+        store.set_timeout(timeout)  # rendezvous() does not pass it to a FileStore
         store = of_attempt(store, rank, world_size)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, dist.DistStoreError):
             advice = "start the missing ones, or give them more time with --dist-timeout"
-            raise SuiteError(f"not all ranks came to {place}", plain_cause(error), advice, FAILED) from error
+            raise SuiteError(f"not all ranks came to {address}", torch_message(error), advice, FAILED) from error
         advice = "set MASTER_ADDR to the host of rank 0, and MASTER_PORT to a free port there"
-        raise SuiteError(f"rank {rank} cannot meet the others at {place}", plain_cause(error), advice, USAGE) from error
-    places = tell_all(store, "place", [socket.gethostname(), [*usable_cores()]], rank, world_size)
-    here = [other for other, (host, _) in enumerate(places) if host == places[rank][0]]
-    sharing = [other for other in here if {*places[other][1]} & {*places[rank][1]}]
-    local = here.index(rank), len(here)
+        what = f"rank {rank} cannot meet the others at {address}"
+        raise SuiteError(what, torch_message(error), advice, USAGE) from error
+    hosts = all_gather_json(store, "host", [socket.gethostname(), [*usable_cores()]], rank, world_size)
+    name, cores = hosts[rank]
+    here = [other for other, (other_name, _) in enumerate(hosts) if other_name == name]
+    sharing = [other for other in here if {*hosts[other][1]} & {*cores}]
+    local_rank, local_world_size = here.index(rank), len(here)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        local = _told("LOCAL_RANK"), _told("LOCAL_WORLD_SIZE")
-    os.environ.update(LOCAL_RANK=str(local[0]), LOCAL_WORLD_SIZE=str(local[1]))
-    device = rank_device(config.device, *local)
-    if config.loader is None:  # what is free may differ
+        local_rank, local_world_size = _from_environment("LOCAL_RANK"), _from_environment("LOCAL_WORLD_SIZE")
+    os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_world_size))
+    device = rank_device(config.device, local_rank, local_world_size)
+    if config.loader is None:  # the free memory of the ranks may differ
         own = default_loader(config, len(here) if device.type == "cpu" else 1, free_memory(device))
-        fits = {*tell_all(store, "loader", own, rank, world_size)} == {"resident"}
-        config = with_loader(config, "resident" if fits else "workers")
+        all_fit = {*all_gather_json(store, "loader", own, rank, world_size)} == {"resident"}
+        config = with_loader(config, "resident" if all_fit else "workers")
     return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
 
 
-def _told(name):
-    """What the environment says, a number but for MASTER_ADDR."""
+def _from_environment(name):
+    """Return the value of a variable: a string for MASTER_ADDR, else an integer."""
     text = os.environ.get(name)
     advice = f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"
     if not text:
@@ -90,14 +94,14 @@ def _told(name):
 
 
 def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
-    """Return the part of a store that is this attempt's own, once all of its ranks have come.
+    """Return a PrefixStore that only the ranks of this attempt share, once all of them have come.
 
-    After a restart by torchrun, it still holds what those put there which are gone, and each agent counts its failures
-    alone (github.com/pytorch/pytorch/issues/135712). So rank 0 names the part, and answers every rank under a name that
-    only this attempt's rank knows. Raises DistStoreError where a rank does not come within the store's timeout.
+    After a restart by torchrun, the store still holds the values of the previous ranks, and the agents do not agree on
+    a restart count (github.com/pytorch/pytorch/issues/135712). So rank 0 chooses the prefix, and each rank asks for it
+    under a random key. Raises DistStoreError if a rank does not come within the store's timeout.
     """
     own = uuid.uuid4().hex
-    end = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
+    deadline = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
     if rank:
         store.set(f"asks-{rank}", own)
         part = dist.PrefixStore(store.get(own).decode(), store)
@@ -106,9 +110,9 @@ def of_attempt(store: dist.Store, rank: int, world_size: int) -> dist.Store:
     part, missing = dist.PrefixStore(own, store), [*range(1, world_size)]
     while missing := [other for other in missing if not part.check([f"here-{other}"])]:
         for other in missing:
-            if store.check([f"asks-{other}"]):  # one that is gone may have asked: the answer hurts nobody
+            if store.check([f"asks-{other}"]):  # the key may be a previous rank's; an answer to it is harmless
                 store.set(store.get(f"asks-{other}").decode(), own)
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise dist.DistStoreError(f"rank {', '.join(map(str, missing))} did not come in time")
         time.sleep(0.01)
     return part

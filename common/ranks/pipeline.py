@@ -1,4 +1,4 @@
-"""One rank's stage of a network, through which batches go in micro-batches, by torch.distributed.pipelining."""
+"""Pipeline parallelism: one stage of a network per rank, using torch.distributed.pipelining."""
 
 import copy
 import functools
@@ -18,14 +18,14 @@ from common.models.build import Network, block_names, refuse_uncut, split_index
 from common.ranks.stages import cut_model, refuse_small_batch, where_cut
 from common.words import count
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # all but gpipe need a micro-batch for every stage
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # all but gpipe need a micro-batch per stage
 
 
 class Rows(nn.Module):
-    """The blocks of one stage, between contiguous rows: one row is what one image is there, (H, W, C) as in memory.
+    """The blocks of one stage, with contiguous rows as inputs and outputs: one image's features in (H, W, C) order.
 
-    Gloo sends nothing that is not contiguous, and torch 2.15 fills a stage's buffers only in part with a smaller
-    micro-batch, without a word: so all of a batch travel as equally many rows, of which the last may be no image.
+    Gloo only sends contiguous tensors, and torch 2.15 silently fills a stage's buffers only in part if a micro-batch is
+    smaller. So all micro-batches of a batch have the same number of rows, padded with zeros.
     """
 
     def __init__(self, blocks: nn.Module, shape_in: tuple[int, ...]):
@@ -33,19 +33,19 @@ class Rows(nn.Module):
         self.blocks, self.shape_in = blocks, shape_in
 
     def expect(self, sizes: tuple[int, ...], mark) -> None:
-        """Say how many images the coming micro-batches have, and what to call with a phase's name at its end."""
+        """Set the sizes of the next micro-batches, and the function to call at the end of each phase with its name."""
         self.sizes, self.mark = iter(sizes), mark
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Map rows (R, features) to rows (R, features behind this stage)."""
+        """Map rows (R, input features) to rows (R, output features)."""
         self.size = next(self.sizes)
         return to_rows(self.blocks(from_rows(rows, self.size, self.shape_in)), (self.size,), len(rows))
 
 
 def to_rows(features: torch.Tensor, sizes: tuple[int, ...], count: int) -> torch.Tensor:
-    """Return micro-batches of these sizes, (B, C, H, W) or (B, …), as `count` contiguous rows each, zeros last."""
+    """Return micro-batches of these sizes, (B, C, H, W) or (B, …), as `count` contiguous rows each, zero-padded."""
     if features.dim() == 4:
-        features = features.permute(0, 2, 3, 1)  # of what is channels-last, nothing is copied
+        features = features.permute(0, 2, 3, 1)  # no copy if channels-last
     rows = features.flatten(1).contiguous()
     if min(sizes) == count:
         return rows
@@ -53,8 +53,8 @@ def to_rows(features: torch.Tensor, sizes: tuple[int, ...], count: int) -> torch
 
 
 def from_rows(rows: torch.Tensor, size: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the first `size` rows as features (size, *shape), channels-last where the shape is (C, H, W)."""
-    rows = rows if len(rows) == size else rows[:size]
+    """Return the first `size` rows as features (size, *shape), channels-last if the shape is (C, H, W)."""
+    rows = rows if len(rows) == size else rows[:size]  # the gradient of a slice is a copy
     if len(shape) != 3:
         return rows.unflatten(1, shape)
     channels, height, width = shape
@@ -62,14 +62,14 @@ def from_rows(rows: torch.Tensor, size: int, shape: tuple[int, ...]) -> torch.Te
 
 
 class Stage(PipelineStage):
-    """A stage that marks the ends of its phases: what is in none of its own passes, it waits for the other stages."""
+    """A stage that marks its phases. Time outside its forward and backward passes is spent waiting for other stages."""
 
     def forward_one_chunk(self, *arguments, **options):
         self._mark_waiting()
         try:
             outputs = super().forward_one_chunk(*arguments, **options)
         except RuntimeError as error:
-            raise (error.__cause__ or error) from None  # the library hides it, and that memory ran out
+            raise (error.__cause__ or error) from None  # torch wraps it, which would hide an out-of-memory error
         self.submod.mark("forward")
         return outputs
 
@@ -84,7 +84,7 @@ class Stage(PipelineStage):
 
 
 class CommonScaler(torch.amp.GradScaler):
-    """Lets no stage take a step that another leaves out, like ShardedGradScaler, which takes no fused optimizer."""
+    """A GradScaler with which all stages skip the same steps, like ShardedGradScaler, but with fused optimizers."""
 
     def _unscale_grads_(self, *arguments):
         found = super()._unscale_grads_(*arguments)
@@ -94,9 +94,9 @@ class CommonScaler(torch.amp.GradScaler):
 
 
 class Pipeline(nn.Module):
-    """This rank's stage, and the library's schedule for every size of a batch. As a module, it classifies images.
+    """This rank's stage, and a schedule for every batch size. As a module, it maps images to logits.
 
-    model: on the CPU; its blocks of other stages keep names and shapes alone. options: pipeline_train.py's own.
+    model: on the CPU; blocks of other stages are moved to the meta device. options: pipeline_train.py's flags.
     """
 
     def __init__(self, model: Network, image_shape: tuple[int, ...], place: Place, config, options):
@@ -114,9 +114,10 @@ class Pipeline(nn.Module):
             model.scaler = CommonScaler(place.device.type)
 
     def begin(self, images: torch.Tensor, labels: torch.Tensor | None, loss_function, mark):
-        """Return the schedule that a batch goes through, and what this stage puts in: (images,) or (), labels or None.
+        """Return the schedule for a batch, and this stage's arguments for it: (images,) or (), and labels or None.
 
-        images: (B, C, H, W), for the first stage. labels: (B,), for the last; None, with no loss_function, to classify.
+        images: (B, C, H, W), used by the first stage. labels: (B,), used by the last. To get logits, pass None for
+        labels and loss_function.
         """
         self.sizes = sizes = tuple(map(len, images.tensor_split(min(self.options.micro_batches, len(images)))))
         self.rows.expect(sizes, mark)
@@ -125,7 +126,7 @@ class Pipeline(nn.Module):
         return self.schedule(sizes, loss_function), inputs, target
 
     def forward(self, images: torch.Tensor) -> torch.Tensor | None:
-        """Map images (B, C, H, W) at the first stage to logits (B, classes) at the last; None at the others."""
+        """Map images (B, C, H, W) on the first stage to logits (B, classes) on the last. Other stages return None."""
         schedule, inputs, _ = self.begin(images, None, None, lambda phase: None)
         outputs = schedule.step(*inputs)
         if not self.last:
@@ -134,17 +135,17 @@ class Pipeline(nn.Module):
         return torch.cat([part[:size] for part, size in parts])
 
     def _make_schedule(self, sizes, loss_function):
-        """One for batches of this size; shapes are given, or torch 2.11 finds them out with a step of BatchNorm's."""
-        before, behind = (
+        # Without given shapes, torch 2.11 infers them with a step that updates BatchNorm's statistics.
+        inputs, outputs = (
             torch.empty(max(sizes), math.prod(shape), dtype=dtype, device="meta", requires_grad=True)
             for shape, dtype in self.borders
         )
-        before.requires_grad_(not self.first)
+        inputs.requires_grad_(not self.first)
         place = self.place
-        stage = Stage(self.rows, place.rank, place.ranks, place.device, input_args=before, output_args=behind)
+        stage = Stage(self.rows, place.rank, place.ranks, place.device, input_args=inputs, output_args=outputs)
 
         def loss_of_part(rows, labels):
-            """Return a micro-batch's share of the mean over the batch: a mean of means weighs unequal ones wrongly."""
+            """Return a micro-batch's contribution to the batch mean. Micro-batches may differ in size."""
             size = self.rows.size
             loss = loss_function(rows[:size], labels[:size]) * size / sum(sizes)
             self.rows.mark("forward")
@@ -155,7 +156,7 @@ class Pipeline(nn.Module):
 
 
 def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
-    """Raise SuiteError (USAGE) if the network cannot be cut into so many stages, or the batch for them."""
+    """Raise SuiteError (USAGE) if the network or the batch cannot be split for this number of stages."""
     if stages > 1:
         refuse_uncut(model)
     if stages > len(model):
@@ -175,7 +176,7 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
 
 
 def _choose_cut(model, image_shape, place, config, options):
-    """What cut_model() returns on rank 0, which says for all what is wrong with it."""
+    """Return rank 0's cut_model() on all ranks. Rank 0 alone raises an error about the cut."""
     cut = []
     if place.rank == 0:
         images = torch.zeros(math.ceil(config.batch_size / options.micro_batches), *image_shape, device=place.device)
@@ -189,22 +190,22 @@ def _choose_cut(model, image_shape, place, config, options):
 
 @torch.no_grad()
 def _find_borders(model, cut, image_shape, place):
-    """The (shape, dtype) of what one image is in front of every stage, and behind the last, found out with copies."""
+    """Return the (shape, dtype) of one image's features before each stage and after the last, found with copies."""
     features = torch.zeros(2, *image_shape, device=place.device)
     borders = [(tuple(image_shape), features.dtype)]
     for start, end in itertools.pairwise(cut):
         features = copy.deepcopy(model[start:end]).to(place.device).eval()(features)
         if not isinstance(features, torch.Tensor) or features.dim() < 2 or len(features) != 2:
             what = "a stage must return one tensor with a row for each image"
-            seen = getattr(features, "shape", type(features).__name__)
-            found = f"two images come out of block {block_names(model)[end - 1]} as {seen}"
+            output = getattr(features, "shape", type(features).__name__)
+            found = f"two images come out of block {block_names(model)[end - 1]} as {output}"
             raise SuiteError(what, found, "give another --split-at, or fix the model", USAGE)
         borders.append((tuple(features.shape[1:]), features.dtype))
     return borders
 
 
 def describe_stages(parallel: Pipeline, model: nn.Sequential, optimizer) -> dict:
-    """Return what a ParallelContext says of the method: all ranks see the same images."""
+    """Return the fields of the ParallelContext that depend on the method."""
     place, options, names = parallel.place, parallel.options, block_names(model)
     before = sum(1 for _ in model[: parallel.cut[place.rank]].parameters())
     stages = count(place.ranks, "stage") + "".join(f", from {names[index]}" for index in parallel.cut[1:-1])
@@ -216,7 +217,7 @@ def describe_stages(parallel: Pipeline, model: nn.Sequential, optimizer) -> dict
 
 
 def say_bubble(result: RunResult, place: Place, config) -> None:
-    """Print which part of the schedule's time the stages did not compute, in the last epoch, beside the formula."""
+    """Print the idle share of the stages' time in the last epoch, and the theoretical bubble."""
     if place.rank > 0 or place.ranks == 1 or config.quiet:
         return
     phases = [rank.phases for rank in result.epochs[-1].ranks]

@@ -1,4 +1,4 @@
-"""One process that trains replicas of a network on several devices: nn.DataParallel with clocks, and its stand-in."""
+"""Replicas of a network in one process: nn.DataParallel with timers, and a simulation of it on one device."""
 
 import copy
 
@@ -13,9 +13,9 @@ UNTUNED = "cuDNN's tuning is off: its cache is thread-local and DataParallel sta
 
 
 class TimedDataParallel(nn.DataParallel):
-    """nn.DataParallel that measures what it does besides the replicas' forward passes, on training batches.
+    """nn.DataParallel that times scatter, replicate and gather on training batches.
 
-    Summing the replicas' gradients on the first device is part of the phase "backward".
+    Summing the replicas' gradients on the first device counts as "backward".
     """
 
     simulated = False
@@ -40,17 +40,17 @@ class TimedDataParallel(nn.DataParallel):
         return self._timed("gather", super().gather, *arguments)
 
     def _timed(self, name, step, *arguments):
-        self._timer.start()  # not before the replicas on all devices are done: gather would wait for them
+        self._timer.start()  # once all replicas are done, or gather's time would include waiting for them
         value = step(*arguments)
         self._timer.mark(name)
         return value
 
 
 class SimulatedDataParallel(nn.Module):
-    """Scatter, replicate, N forward passes, gather: one after the other on `device`. Says nothing about speed.
+    """The steps of nn.DataParallel, run one after the other on one device. Its speed is meaningless.
 
-    Replicas share the module's weights, so that one backward pass adds up their gradients. Each has BatchNorm
-    statistics of its own, and only the first one's are kept, as nn.DataParallel does it.
+    Replicas share the module's weights, so one backward pass sums their gradients. Each replica has its own BatchNorm
+    statistics, and only the first one's are kept, as in nn.DataParallel.
     """
 
     simulated = True
@@ -70,14 +70,17 @@ class SimulatedDataParallel(nn.Module):
         replicas = [self.module, *(copy.deepcopy(self.module, dict(weights)) for _ in parts[1:])]
         timer.mark("replicate")
         outputs = [replica(part) for replica, part in zip(replicas, parts, strict=True)]  # N x (B/N, classes)
-        timer.start()  # the computation is no overhead
+        timer.start()  # excludes the forward passes
         logits = torch.cat(outputs)  # (B, classes)
         timer.mark("gather")
         return logits
 
 
 def choose_devices(config, options) -> list[torch.device]:
-    """Return the devices to train on: one, unless --use-parallel asks for more. Never a GPU where --device is cpu."""
+    """Return the devices to train on: one, unless --use-parallel asks for more.
+
+    Raises SuiteError (USAGE) if --use-parallel contradicts other flags, (MACHINE) if there are too few GPUs.
+    """
     if options.use_parallel is None:
         return available_devices(config.device)[:1]
     if options.simulate_devices:
@@ -95,23 +98,23 @@ def choose_devices(config, options) -> list[torch.device]:
 
 
 def describe_replicas(parallel: nn.Module) -> dict:
-    """Return what a ParallelContext says of the method; of a network that is not wrapped, its name alone."""
+    """Return the fields of the ParallelContext that depend on the method."""
     if not isinstance(parallel, TimedDataParallel | SimulatedDataParallel):
         return {"method": "single"}
-    known = {name: getattr(parallel, name) for name in ("replicas", "timers", "simulated", "note")}
-    return {"method": "dp", **known, "uncompilable": "it copies the network in every step"}
+    fields = {name: getattr(parallel, name) for name in ("replicas", "timers", "simulated", "note")}
+    return {"method": "dp", **fields, "uncompilable": "it copies the network in every step"}
 
 
 @torch.no_grad()
 def show_replicas(parallel: nn.Module, config, images: torch.Tensor) -> None:
-    """Print the shape that each replica sees of images (B, C, H, W), by a forward pass that leaves the model alone."""
+    """Print the shape of each replica's part of images (B, C, H, W), using a forward pass in evaluation mode."""
     if config.quiet or not isinstance(parallel, TimedDataParallel | SimulatedDataParallel):
         return
-    seen = []
+    shapes = []
     hook = parallel.module.register_forward_pre_hook(
-        lambda _, inputs: seen.append((str(inputs[0].device), inputs[0].shape))
+        lambda _, inputs: shapes.append((str(inputs[0].device), inputs[0].shape))
     )
     parallel.eval()(images)
     hook.remove()
-    for device, shape in sorted(seen):
+    for device, shape in sorted(shapes):
         print(f"A replica on {device} sees images of shape {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""A network cut into stages: where, what is refused, and two stages in one process."""
+"""Cutting a network into stages, and two stages in one process."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from common.words import count
 
 
 def refuse_small_batch(config, options) -> None:
-    """Raise SuiteError (USAGE) if a batch has fewer images than --micro-batches."""
+    """Raise SuiteError (USAGE) if --micro-batches exceeds --batch-size."""
     if options.micro_batches > config.batch_size:
         found = f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}"
         raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
 def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images: torch.Tensor) -> list[int]:
-    """Return the indices of the blocks at which the stages begin, and the number of blocks.
+    """Return the index of each stage's first block, followed by the number of blocks.
 
-    split_at: the first blocks of all stages but the first, or none of them: then the stages' times are most equal, as
-    measured with images (B, C, H, W). Raises SuiteError (USAGE) if stages would share a weight.
+    split_at: the first block of every stage but the first. If empty, balance the stages' times, measured with images
+    (B, C, H, W). Raises SuiteError (USAGE) if stages would share a weight.
     """
     inner = [split_index(model, block) for block in split_at] or balanced_cut(block_seconds(model, images), stages)
     cut = [0, *inner, len(model)]
@@ -37,12 +37,12 @@ def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images
 
 
 def where_cut(model: nn.Sequential, cut: list[int]) -> str:
-    """Return in words in front of which blocks the stages but the first begin."""
+    """Return an error message's text about where the network is cut."""
     return f"it is cut before {', '.join(block_names(model)[index] for index in cut[1:-1])}"
 
 
 class TwoStage(nn.Module):
-    """Two stages with one transfer between them; cuts a batch into `micro_batches` parts, whose outputs it joins."""
+    """Two stages on one or two devices. A batch goes through them in `micro_batches` parts."""
 
     def __init__(self, stage0: nn.Module, stage1: nn.Module, devices, micro_batches: int):
         super().__init__()
@@ -54,7 +54,7 @@ class TwoStage(nn.Module):
         timer0, timer1 = self.timers.of_batch(self.training)
         outputs = []
         for part in images.tensor_split(min(self.micro_batches, len(images))):  # M x (B/M, C, H, W) on device 0
-            # On GPUs these calls only queue work: device 0 turns to the next part while device 1 does this one.
+            # On GPUs these calls only queue work: device 0 starts on the next part while device 1 runs this one.
             timer0.start()
             features = self.stage0(part)
             timer0.mark("stage 0")
@@ -66,19 +66,19 @@ class TwoStage(nn.Module):
 
 
 def choose_two(config, options) -> list[torch.device]:
-    """Return the devices of the two stages: one where there is one, or only a control is wanted."""
+    """Return the devices of the two stages: one device without --use-model-parallel, or if there is only one."""
     refuse_small_batch(config, options)
     return available_devices(config.device)[: 2 if options.use_model_parallel else 1]
 
 
 def cut_in_two(model: nn.Sequential, images: torch.Tensor, block: str | None) -> int:
-    """Return the index of the second stage's first block: see cut_model()."""
+    """Return the index of the second stage's first block, as chosen by cut_model()."""
     refuse_uncut(model)
     return cut_model(model, 2, [block] if block else (), images)[1]
 
 
 def describe_two(parallel: TwoStage, model: nn.Sequential, cut: int, devices, options) -> dict:
-    """Return what a ParallelContext says of the method."""
+    """Return the fields of the ParallelContext that depend on the method."""
     parts, place = options.micro_batches, "one stage per device" if len(devices) > 1 else "both stages on one device"
     return {
         "method": ("mp-micro" if parts > 1 else "mp") if options.use_model_parallel else "mp-control",

@@ -1,4 +1,4 @@
-"""Starting a script's training: on one device, or in ranks, one process for each device."""
+"""Start a script's training: in one process, or in ranks, one process per device."""
 
 import logging
 import os
@@ -19,7 +19,7 @@ from common.engine.place import Place
 from common.engine.setup import check_memory_limit, check_precision, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
-from common.machine.entry import end_after_step, run_script, told
+from common.machine.entry import AFTER_STEP, end_after_step, run_script, told
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory
@@ -30,7 +30,7 @@ from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 from common.words import count
 
-ENDED = (READER_GONE, *(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)))
+SIGNAL_CODES = (READER_GONE, *(128 + number for number in (*AFTER_STEP, signal.SIGINT, signal.SIGQUIT)))
 
 
 def _first_device(config, options):
@@ -38,9 +38,9 @@ def _first_device(config, options):
 
 
 def start_one(train: Callable, typed: tuple, choose_devices: Callable = _first_device) -> None:
-    """Call train(config, options, place), in a process that trains alone.
+    """Call train(config, options, place) in a single process.
 
-    typed: (config, options), of begin_one(). choose_devices(config, options): those that it trains on.
+    typed: the (config, options) of begin_one(). choose_devices(config, options): returns the devices to train on.
     """
     config, options = typed
     run_script(lambda: _train_alone(train, config, options, choose_devices))
@@ -49,10 +49,10 @@ def start_one(train: Callable, typed: tuple, choose_devices: Callable = _first_d
 def start_ranks(
     train: Callable, typed: tuple, refuse: Callable | None = None, share_batches: bool = True, alone: bool = False
 ) -> None:
-    """Call train(config, options, place) as a rank, or in --spawn N new ones.
+    """Call train(config, options, place) as a rank, or in N new ranks with --spawn N.
 
-    typed: (config, options), of begin_ranks(). refuse(config, options): raises what the flags contradict.
-    share_batches: each rank gets a share of every batch. alone: a process that is no rank may train too.
+    typed: the (config, options) of begin_ranks(). refuse(config, options): raises SuiteError for incompatible flags.
+    share_batches: whether each rank gets a share of every batch. alone: whether the script may run without ranks.
     """
     config, options = typed
 
@@ -93,32 +93,32 @@ def _train_as_rank(train, config, options, init_method="env://"):
 def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, data_ranks: int) -> None:
     """Call `train(config, options, place)` in `world_size` new processes, with torchrun's environment variables.
 
-    data_ranks: among how many of them each batch is divided. What all ranks would complain about, and a download, comes
-    first and only once. Exits with the code of the first rank that fails; its siblings are stopped then.
+    data_ranks: the number of ranks that share each batch. Checks that all ranks would fail, and a download, are done
+    here once. If a rank fails, stops the others and exits with its code.
     """
-    os.environ.pop("RANK", None)  # a cluster's: this process is no rank
-    if not config.compile:  # then torch, as soon as torchvision is imported, makes no directory for its compiler
+    os.environ.pop("RANK", None)  # a cluster may set it, but this process is not a rank
+    if not config.compile:  # or importing torchvision makes torch create a directory for its compiler
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     device = rank_device(config.device, 0, world_size, all_visible=True)
     how = _start_method()
     if how == "fork":
-        torch.set_num_threads(1)  # a fork has none of its parent's OpenMP threads, and would wait for them for ever
+        torch.set_num_threads(1)  # a fork lacks its parent's OpenMP threads and would wait for them forever
     check_memory_limit(config, device)
-    if device.type == "cpu":  # this process shall hold no memory of a GPU
+    if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)
     per_process("--batch-size", config.batch_size, data_ranks)
     per_process("--num-workers", total_workers(config.num_workers, data_ranks), data_ranks)
     image_set = load_image_set(config)
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)
-    _refuse_too_many(world_size)
+    _refuse_too_many_ranks(world_size)
     if world_size > available_cores() and device.type == "cpu" and not config.quiet:
         print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))
-    if sys.platform == "linux":  # gloo would listen where other machines can reach it; all ranks are here
+    if sys.platform == "linux":  # all ranks are local; gloo would listen on an external address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank's line is enough
-    with temporary_directory() as directory:  # the ranks meet in a file: no port that could be taken
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank prints its own line
+    with temporary_directory() as directory:  # the ranks meet through a file, as a port could be taken
         arguments = (train, config, options, directory, os.getpid())
         ranks = start_processes(_start_rank, arguments, world_size, join=False, start_method=how)
 
@@ -132,40 +132,41 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 while not ranks.join():
                     pass
         except ProcessExitedException as error:
-            spoken = any(_error_file(directory, rank).exists() for rank in range(world_size))
-            if spoken:  # one that has said why may still crash on its way out
-                sys.exit(FAILED if error.exit_code in ENDED else max(error.exit_code, FAILED))
-            if error.exit_code in ENDED or told():  # before its training, a rank ends by the signal itself
-                sys.exit(error.exit_code if error.exit_code in ENDED else 128 + told())
-            killed = error.exit_code == -signal.SIGKILL
+            code = error.exit_code
+            reported = any(_error_file(directory, rank).exists() for rank in range(world_size))
+            if reported:  # a rank that reported its error may still crash at exit
+                sys.exit(FAILED if code in SIGNAL_CODES else max(code, FAILED))
+            if code in SIGNAL_CODES or told():  # before its training, a rank is killed by the signal itself
+                sys.exit(code if code in SIGNAL_CODES else 128 + told())
+            killed = code == -signal.SIGKILL
             advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
             what = f"rank {error.error_index} ended without a word"
-            raise SuiteError(what, describe_exit(error.exit_code), advice, FAILED) from None
+            raise SuiteError(what, describe_exit(code), advice, FAILED) from None
         finally:
             for process in ranks.processes:
                 process.terminate()
             for process in ranks.processes:
                 process.join(GRACE_SECONDS)
-                process.kill()  # does nothing to one that has ended
+                process.kill()  # no effect if it has ended
                 process.join()
 
 
 def _start_method():
-    """Fork where PyTorch sees no GPU, as then a rank need not import torch again; CUDA does not survive a fork."""
+    """Return "fork" if PyTorch sees no GPU: ranks need not import torch again, but CUDA does not survive a fork."""
     return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
 
 
-def _refuse_too_many(ranks):
-    """Raise SuiteError (MACHINE) unless as many processes fit into memory that each take what this one has by now."""
-    own, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
-    if ranks * own > free:
-        found = f"each takes at least {own / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
+def _refuse_too_many_ranks(ranks):
+    """Raise SuiteError (MACHINE) if the ranks do not fit into memory, each taking as much as this process has now."""
+    needed, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
+    if ranks * needed > free:
+        found = f"each takes at least {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
         raise SuiteError(f"{ranks} ranks do not fit into memory", found, "start fewer ranks", MACHINE)
 
 
 def _start_rank(rank, train, config, options, directory, parent):
     end_with_parent()
-    if os.getppid() != parent:  # it was killed before the kernel knew
+    if os.getppid() != parent:  # the parent was killed before end_with_parent()
         os._exit(FAILED)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
     run_script(lambda: _train_as_rank(train, config, options, f"file://{directory}/rendezvous"), as_rank=True)

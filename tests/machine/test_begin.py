@@ -1,4 +1,4 @@
-"""Importing `common` does nothing; a program says where it begins."""
+"""begin(): importing `common` has no side effects, and programs parse their flags before slow imports."""
 
 import re
 
@@ -9,7 +9,7 @@ from tests.fixtures import PROJECT
 
 IMPORTED = """
 import atexit, gc, importlib, os, pkgutil, signal, sys
-import matplotlib.pyplot, torch, torchvision  # which have effects of their own
+import matplotlib.pyplot, torch, torchvision  # these have side effects
 
 def state():
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
@@ -29,23 +29,24 @@ assert state() == before and len(modules) > 40, (before, state())
 """
 
 
-def test_importing_any_module_of_common_has_no_effect(project):
+def test_importing_common_has_no_side_effects(project):
     done = project("-c", IMPORTED, tiny=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-SCRIPTS = "accelerate_train data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train mnist"
+SCRIPTS = "accelerate data_parallel ddp fsdp model_parallel pipeline".split()
+MODULES = ("check", "fetch", "model", "probe", "weights")
 
 
 @pytest.mark.parametrize("flag, code", [("--help", 0), ("--batch-sise", USAGE)])
 @pytest.mark.parametrize(
     "program",
     [
-        *(f"{script}.py" for script in [*SCRIPTS.split(), "compare_parallel"]),
-        *(f"-m common.programs.{name}" for name in ("check", "fetch", "model", "probe", "weights")),
+        *("mnist.py", "compare_parallel.py", *(f"{name}_train.py" for name in SCRIPTS)),
+        *(f"-m common.programs.{name}" for name in MODULES),
     ],
 )
-def test_help_and_a_mistake_come_before_what_takes_long_to_import(program, flag, code, project):
+def test_help_and_usage_errors_come_before_slow_imports(program, flag, code, project):
     done = project("-X importtime", *program.split(), flag, tiny=False)
     imported = {*re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE)}
     assert done.returncode == code and "argparse" in imported and not {"torch", "numpy", "jinja2"} & imported
@@ -66,13 +67,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "arguments, printed",
     [
         (("program.py",), "__main__ True True\n__mp_main__ True True\n"),
         (("-c", "import program; program.child()"), "program False False\n"),
     ],
 )
-def test_a_program_and_what_it_spawns_begin_and_who_imports_it_does_not(words, told, project, tmp_path):
+def test_begin_acts_in_a_program_and_its_spawned_processes_but_not_on_import(arguments, printed, project, tmp_path):
     (tmp_path / "program.py").write_text(SPAWNING)
-    done = project(*words, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": f"{PROJECT}:{tmp_path}"})
-    assert (done.returncode, done.stdout, done.stderr) == (0, told, "")
+    done = project(*arguments, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": f"{PROJECT}:{tmp_path}"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")

@@ -1,4 +1,4 @@
-"""--bind: which cores a process keeps to, and how soon what ranks send one another gets one."""
+"""--bind: the cores that a process is pinned to, and the time slices of gloo's threads."""
 
 import os
 import platform
@@ -17,44 +17,44 @@ from tests.fixtures import CPU, HAS_SLICES, SHARES, make_config, slice_of
 
 
 @pytest.fixture
-def kept(monkeypatch, tmp_path):
-    """What a process that may use cores 0 to 3 is kept on, in place of keeping it there; its machine is in tmp_path."""
-    kept = []
+def pinned(monkeypatch, tmp_path):
+    """Record the cores that a process with cores 0 to 3 would be pinned to. Its /sys is tmp_path."""
+    pinned = []
     monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
-    monkeypatch.setattr(cores, "keep_on", kept.append)
+    monkeypatch.setattr(cores, "pin_to", pinned.append)
     monkeypatch.setattr(cores, "SYSFS", tmp_path)
-    return kept
+    return pinned
 
 
 @pytest.mark.parametrize(
     "node, near, expected", [("1", "0,2-3,8\n", [{0, 2, 3}]), ("-1", "0\n", []), ("1", "7-9\n", []), (None, "0\n", [])]
 )
-def test_a_process_is_bound_to_the_cores_next_to_its_gpu(node, near, expected, kept, monkeypatch, tmp_path):
+def test_a_process_is_pinned_to_the_cores_of_its_gpus_numa_node(node, near, expected, pinned, monkeypatch, tmp_path):
     gpu = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x3B, pci_device_id=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     card, place = tmp_path / "bus/pci/devices/0001:3b:00.0", tmp_path / f"devices/system/node/node{node}"
     for directory in (card, place):
         directory.mkdir(parents=True)
-    if node != "-1":  # the kernel's word for none
+    if node != "-1":  # the kernel has no NUMA node for this GPU
         (place / "cpulist").write_text(near)
     if node:
         (card / "numa_node").write_text(f"{node}\n")
     cores.bind(torch.device("cuda", 0))
-    assert kept == expected
+    assert pinned == expected
 
 
 @pytest.mark.parametrize(
     "siblings, sockets, shares",
     [
         ("0 1 2 3", "0 0 0 0", [{0, 1, 2, 3}]),
-        ("0,2 1,3 0,2 1,3", "0 0 0 0", [{0, 2}, {1, 3}]),  # as Linux mostly counts the two threads of a core
+        ("0,2 1,3 0,2 1,3", "0 0 0 0", [{0, 2}, {1, 3}]),  # Linux's usual numbering of hardware threads
         ("0 1 2 3", "0 1 0 1", [{0, 2}, {1, 3}]),
         ("0-1 0-1 2-3 2-3", "0 0 0 0", [{0}, {1}, {2, 3}]),
         ("0 1 2 3", "0 0 0 0", [{0}, {1}, {2}, {3}, {0}]),
         ("", "", [{0}, {1}, {2}, {3}]),
     ],
 )
-def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets, shares, kept, tmp_path):
+def test_ranks_on_a_cpu_are_pinned_to_whole_cores_of_one_socket(siblings, sockets, shares, pinned, tmp_path):
     for core, (threads, socket) in enumerate(zip(siblings.split(), sockets.split(), strict=True)):
         topology = tmp_path / f"devices/system/cpu/cpu{core}/topology"
         topology.mkdir(parents=True)
@@ -62,7 +62,24 @@ def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets
         (topology / "physical_package_id").write_text(f"{socket}\n")
     for rank in range(len(shares)):
         cores.bind(CPU, rank, len(shares))
-    assert kept == shares
+    assert pinned == shares
+
+
+@pytest.fixture
+def find_rank(monkeypatch):
+    """find_rank(0, 2, config, topic=values): find_ranks() as rank 0 of 2, given all ranks' values for each topic."""
+
+    def find_rank(rank, ranks, config, *, local=("", ""), **gathered):
+        monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), rank, ranks)]))
+        monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
+        monkeypatch.setattr(meet, "all_gather_json", lambda _store, topic, *_: gathered[topic])
+        for name, value in zip(("LOCAL_RANK", "LOCAL_WORLD_SIZE"), local, strict=True):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        return meet.find_ranks(config, SimpleNamespace(dist_timeout=60.0), "file:///nowhere")
+
+    return find_rank
 
 
 @pytest.mark.parametrize(
@@ -72,37 +89,24 @@ def test_ranks_on_a_cpu_are_bound_to_whole_cores_of_one_socket(siblings, sockets
         ([{0, 1}] * 4, [(0, 4), (1, 4), (2, 4), (3, 4)]),
         ([{0, 1}, {2, 3}] * 2, [(0, 2), (0, 2), (1, 2), (1, 2)]),
     ],
-    ids=["each its own", "all together", "by socket"],
+    ids=["separate cores", "the same cores", "by socket"],
 )
-def test_ranks_that_a_launcher_has_bound_share_with_those_on_the_same_cores(allowed, sharing, monkeypatch):
-    monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 4)]))
-    monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
-    monkeypatch.setattr(meet, "tell_all", lambda *_: [["here", [*cores]] for cores in allowed])
+def test_ranks_pinned_by_a_launcher_share_cores_with_the_ranks_on_the_same_cores(allowed, sharing, find_rank):
     for rank in range(4):
-        for name, value in {"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": ""}.items():
-            monkeypatch.setenv(name, value)
-        _, found = meet.find_ranks(
-            make_config(loader="resident"), SimpleNamespace(dist_timeout=60.0), "file:///nowhere"
-        )
+        _, found = find_rank(rank, 4, make_config(loader="resident"), host=[["here", [*cores]] for cores in allowed])
         assert found == sharing[rank] and os.environ["LOCAL_RANK"] == str(rank)
 
 
 @pytest.mark.parametrize(
     "loaders, expected", [(["resident"] * 2, ("resident", 0)), (["resident", "workers"], ("workers", None))]
 )
-def test_ranks_agree_on_a_loader_where_the_free_memory_differs(loaders, expected, monkeypatch):
-    told = {"place": [["here", [0]], ["there", [0]]], "loader": loaders}
-    monkeypatch.setattr(meet, "rendezvous", lambda *_, **__: iter([(mock.Mock(), 0, 2)]))
-    monkeypatch.setattr(meet, "of_attempt", lambda store, *_: store)
-    monkeypatch.setattr(meet, "tell_all", lambda _store, topic, *_: told[topic])
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    config = make_config(num_workers=None)
-    place, _ = meet.find_ranks(config, SimpleNamespace(dist_timeout=60.0), "file:///nowhere")
+def test_ranks_agree_on_a_loader_if_their_free_memory_differs(loaders, expected, find_rank):
+    hosts = [["here", [0]], ["there", [0]]]
+    place, _ = find_rank(0, 2, make_config(num_workers=None), local=("0", "1"), host=hosts, loader=loaders)
     assert (place.config.loader, place.config.num_workers) == expected
 
 
-def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
+def test_bind_is_refused_without_cpu_affinity(monkeypatch):
     monkeypatch.delattr(cores.os, "sched_setaffinity")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     with pytest.raises(SuiteError, match="--bind needs Linux; this is Darwin; leave it out") as caught:
@@ -110,27 +114,27 @@ def test_bind_is_refused_where_no_process_can_be_kept_on_a_core(monkeypatch):
     assert caught.value.exit_code == MACHINE
 
 
-KEEP = """
+PIN = """
 import os, threading
-from common.machine.cores import available_cores, keep_on
+from common.machine.cores import available_cores, pin_to
 before = available_cores()
 thread = threading.Thread(target=threading.Event().wait, daemon=True)
 thread.start()
 core = max(os.sched_getaffinity(0))
-keep_on({core})
+pin_to({core})
 assert os.sched_getaffinity(0) == os.sched_getaffinity(thread.native_id) == {core}
 assert available_cores() == before
 """
 
 
-def test_every_thread_is_kept_on_the_cores_and_the_others_still_count(project):
-    assert project("-c", KEEP, tiny=False).returncode == 0
+def test_pinning_applies_to_every_thread_but_not_to_available_cores(project):
+    assert project("-c", PIN, tiny=False).returncode == 0
 
 
 @HAS_SLICES
 @pytest.mark.parametrize("wanted, machine", [(True, None), (False, None), (True, "abacus")])
-def test_threads_that_are_started_inside_ask_for_short_slices(wanted, machine, monkeypatch):
-    if machine:  # whose kernel knows no such call
+def test_threads_started_inside_have_short_slices(wanted, machine, monkeypatch):
+    if machine:  # its syscall number is unknown
         monkeypatch.setattr(platform, "machine", lambda: machine)
     own, found = threading.get_native_id(), []
     before = slice_of(own)
@@ -148,16 +152,16 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2"
 @pytest.mark.parametrize(
     "command", ["ddp_train.py --spawn 2", pytest.param(f"{TORCHRUN} accelerate_train.py", marks=pytest.mark.slow)]
 )
-def test_bound_ranks_share_no_core_and_gloo_has_short_slices(command, train, told):
+def test_pinned_ranks_share_no_core_and_gloo_has_short_slices(command, train, told):
     if "accelerate_train.py" in command:
         pytest.importorskip("accelerate")
     model, seen = told
     result, weights, _ = train(command, "--model", model, "--bind")
-    bound = {rank: (slices, cores) for _, rank, _, slices, cores in seen()}
-    assert bound == {str(rank): ([SHORT_SLICE], SHARES[rank]) for rank in (0, 1)}
+    pinned = {rank: (slices, cores) for _, rank, _, slices, cores in seen()}
+    assert pinned == {str(rank): ([SHORT_SLICE], SHARES[rank]) for rank in (0, 1)}
     assert result["config"]["bind"] and result["environment"]["cores"] >= 2
     _, others, _ = train(command, "--model", model)
-    free = seen()
-    assert {rank for _, rank, *_ in free} == {"0", "1"}
-    assert all(SHORT_SLICE not in slices and cores == sorted(os.sched_getaffinity(0)) for *_, slices, cores in free)
+    unpinned = seen()
+    assert {rank for _, rank, *_ in unpinned} == {"0", "1"}
+    assert all(SHORT_SLICE not in slices and cores == sorted(os.sched_getaffinity(0)) for *_, slices, cores in unpinned)
     torch.testing.assert_close(weights, others, rtol=0, atol=0)

@@ -1,7 +1,8 @@
-"""What is found out about GPUs: names and links of those that PyTorch sees, and why it sees none."""
+"""GPUs: their names, links and UUIDs, and errors about GPUs that PyTorch cannot use."""
 
 import json
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ Legend:
 
 @pytest.fixture
 def nvidia_smi(monkeypatch):
-    """Have an nvidia-smi that knows GPUs in this order, by UUID, and a value of each; returns the calls of it."""
+    """nvidia_smi({uuid: value}): fake an nvidia-smi that lists these GPUs; return the list of its calls."""
 
     def nvidia_smi(values):
         calls, lines = [], [f"{uuid}, {value}" for uuid, value in values.items()]
@@ -45,13 +46,13 @@ def nvidia_smi(monkeypatch):
     return nvidia_smi
 
 
-def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia_smi, monkeypatch):
+def test_links_are_those_of_visible_gpus_in_pytorchs_numbering(nvidia_smi, monkeypatch):
     with pretended_gpus("last", "first"):
         first, second = gpu_uuid(0), gpu_uuid(1)
         for machine, links in (
             ((second, "GPU-hidden", first), ["GPU0-GPU1 SYS"]),
             ((first, second, "GPU-hidden"), ["GPU0-GPU1 NV18"]),
-            ((first, "GPU-of-the-other", "GPU-hidden"), []),  # it is a part of one
+            ((first, "GPU-of-the-other", "GPU-hidden"), []),  # the second is a MIG instance
         ):
             nvidia_smi(dict.fromkeys(machine, "575.1"))
             found = describe_environment()
@@ -62,13 +63,11 @@ def test_links_are_those_of_the_gpus_that_pytorch_sees_as_it_numbers_them(nvidia
         assert (found["links"], found["driver"]) == ([], "")
 
 
-def test_whether_processes_may_share_gpus_is_asked_of_the_driver(monkeypatch):
-    """As PyTorch numbers them: the second here is number 7 to the driver's calls."""
-
+def test_the_driver_decides_whether_processes_may_share_gpus(monkeypatch):
     modes = {}
 
     def get(device, index):
-        device._obj.value = {0: 3, 1: 7}[index]
+        device._obj.value = {0: 3, 1: 7}[index]  # the driver's handle of each of PyTorch's GPUs
 
     def get_attribute(value, attribute, device):
         assert attribute == 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
@@ -81,36 +80,33 @@ def test_whether_processes_may_share_gpus_is_asked_of_the_driver(monkeypatch):
             modes.update({3: first, 7: second})
             assert gpus_can_be_shared() == (first == second == 0)
 
-        def missing(name):
-            raise OSError("cannot open shared object file")
-
-        monkeypatch.setattr(environment.ctypes, "CDLL", missing)
-        assert gpus_can_be_shared()  # nothing says that they may not
+        monkeypatch.setattr(environment.ctypes, "CDLL", mock.Mock(side_effect=OSError("cannot open")))
+        assert gpus_can_be_shared()  # assumed without a driver
 
 
 @pytest.mark.parametrize("name, kind", [("NVIDIA A100-SXM4-40GB", "GPU"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG")])
-def test_a_part_of_a_gpu_has_the_uuid_that_cuda_visible_devices_takes(name, kind):
+def test_a_mig_instance_has_the_uuid_that_cuda_visible_devices_takes(name, kind):
     with pretended_gpus(name):
         assert gpu_uuid(0) == f"{kind}-00000000-0000"
 
 
 def before_a_run(**values):
-    """The RunResult of a run that has not begun, on what the context says."""
+    """Return the RunResult before a run's first epoch; values: of the context."""
     context = make_context(torch.nn.Identity(), **values)
     context.model.precision = "fp32"
     return common.engine.run._before(context, make_config(), make_config())
 
 
-def test_one_rank_alone_asks_nvidia_smi(nvidia_smi):
+def test_only_rank_0_calls_nvidia_smi(nvidia_smi):
     with pretended_gpus("first", "second"):
-        called = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
+        calls = nvidia_smi({gpu_uuid(0): "575.1", gpu_uuid(1): "575.1"})
         before_a_run(rank=1, ranks=2)
-        assert not called
+        assert not calls
         before_a_run(rank=0, ranks=2)
-        assert len(called) == 2
+        assert len(calls) == 2
 
 
-def test_a_run_on_gpus_of_two_kinds_says_so():
+def test_a_run_on_different_gpus_notes_it():
     with pretended_gpus("H200", "A100", "H200"):
         devices = tuple(available_devices("gpu"))
         unlike = "a note; its devices are not alike (H200, A100), and the slowest decides"
@@ -118,9 +114,9 @@ def test_a_run_on_gpus_of_two_kinds_says_so():
         assert before_a_run(devices=devices[::2]).reason == ""
 
 
-def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch):
+def test_a_gpu_used_by_other_programs_fails_the_check(monkeypatch):
     with pretended_gpus("free", "full"):
-        for free, status in ((5, BAD), (6, OK)):  # of 8 GiB; 2 are a desktop's, and this process's own
+        for free, status in ((5, BAD), (6, OK)):  # of 8 GiB; up to 2 in use are allowed
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: ((6, free)[index] << 30, 8 << 30))
             check = preflight._gpus({"gpus": ["free", "full"], "links": []})
             assert (check.status, "3.0 GiB of cuda:1 are in use" in check.found) == (status, status == BAD)
@@ -131,20 +127,17 @@ def test_a_gpu_that_others_fill_is_bad_before_a_comparison(monkeypatch):
 
 @pytest.fixture
 def unusable(tmp_path, monkeypatch):
-    """A machine with a GPU that PyTorch does not see; the cause of it."""
-
-    def init():
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
-
+    """A machine with a GPU that PyTorch cannot use. Returns the reason."""
+    error = RuntimeError("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it.")
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(environment, "DEVICE_FILES", str(tmp_path / "nvidia[0-9]*"))
-    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.cuda, "init", mock.Mock(side_effect=error))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return "sees no GPU: The NVIDIA driver on your system is too old (found version 11040)."
 
 
-def test_nothing_is_trained_on_a_cpu_because_a_gpu_cannot_be_used(unusable, tmp_path):
+def test_an_unusable_gpu_is_an_error_unless_the_cpu_is_asked_for(unusable, tmp_path):
     for kind, what in (("auto", "this machine has a GPU that PyTorch cannot use"), ("gpu", "--device gpu needs a GPU")):
         with pytest.raises(SuiteError) as caught:
             available_devices(kind)
@@ -158,14 +151,14 @@ def test_nothing_is_trained_on_a_cpu_because_a_gpu_cannot_be_used(unusable, tmp_
 
 
 @pytest.mark.parametrize("hidden, shown", [("", '""'), ("-1", "-1")])
-def test_a_gpu_that_is_hidden_is_not_asked_for(hidden, shown, unusable, monkeypatch):
+def test_a_hidden_gpu_is_ignored(hidden, shown, unusable, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert available_devices("auto") == [torch.device("cpu")]
     with pytest.raises(SuiteError, match=f"sees no GPU, CUDA_VISIBLE_DEVICES={shown}; type --device cpu"):
         available_devices("gpu")
 
 
-def test_every_gpu_computes_a_convolution_before_a_comparison(tmp_path, monkeypatch):
+def test_every_gpu_must_compute_a_convolution(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "broken_exchange", lambda devices: None)
     cause = "CUDA error: no kernel image is available for execution on the device"
     with pretended_gpus("new", "old") as gpus:
@@ -182,7 +175,7 @@ def test_every_gpu_computes_a_convolution_before_a_comparison(tmp_path, monkeypa
             assert ("CUDA_VISIBLE_DEVICES" in check.advice) == (status == BAD)
 
 
-def test_a_comparison_ends_where_its_gpus_cannot_be_used(monkeypatch, tmp_path, capsys):
+def test_a_comparison_ends_if_its_gpus_cannot_be_used(monkeypatch, tmp_path, capsys):
     bad = {"name": "GPUs", "status": BAD, "found": "cuda:0 (old) cannot be used", "advice": "leave it out"}
     monkeypatch.setattr(machine, "ask", lambda *_, **__: json.dumps({"checks": [bad], "environment": None}))
     with pytest.raises(SystemExit) as caught:
@@ -194,7 +187,7 @@ def test_a_comparison_ends_where_its_gpus_cannot_be_used(monkeypatch, tmp_path, 
 @pytest.mark.parametrize(
     "kind, capability, has", [("cuda", (8, 0), True), ("cuda", (7, 5), False), ("cpu", None, False)]
 )
-def test_tf32_is_for_gpus_that_have_it(kind, capability, has, monkeypatch):
+def test_tf32_is_refused_without_a_gpu_that_supports_it(kind, capability, has, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(setup, "device_name", str)
     config, device = make_config(precision="tf32"), torch.device(kind)

@@ -1,4 +1,4 @@
-"""What can only be seen on a GPU, or on two."""
+"""Tests that need one real GPU, or two."""
 
 import sys
 
@@ -8,7 +8,7 @@ import torch
 from common.engine import setup as process
 from common.engine.timing import PhaseTimer, synchronize
 from common.files.results import Span
-from common.machine.environment import _of_each_gpu, gpu_uuid, gpus_can_be_shared, has_tf32
+from common.machine.environment import _query_gpus, gpu_uuid, gpus_can_be_shared, has_tf32
 from common.models.build import build_network
 from common.programs.exchange import broken_exchange
 from comparison.run.turns import Run, run_once
@@ -31,7 +31,7 @@ def test_phases_add_up_to_the_time_of_the_epoch(train):
     assert result["peak_memory_bytes"][0] > sum(parts.values())
 
 
-def test_a_mark_measures_the_device_and_not_the_call():
+def test_a_mark_measures_the_device_not_the_launch():
     device = torch.device("cuda", 0)
     matrix = torch.randn(4096, 4096, device=device)
     matrix @ matrix
@@ -48,7 +48,7 @@ def test_a_mark_measures_the_device_and_not_the_call():
 
 
 def assert_same_training(train, command, **options):
-    """Train on one GPU and with `command`: equal weights, which have moved by more than the tolerance."""
+    """Train on one GPU and with `command`; both must change the weights, and give the same ones."""
     _, reference, _ = train("data_parallel_train.py", *SAME_STEPS)
     result, weights, _ = train(command, *SAME_STEPS, **options)
     start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
@@ -74,8 +74,8 @@ def test_methods_on_one_gpu_give_the_weights_of_one_device(command, method, note
 
 
 @pytest.mark.parametrize("model", ["lenet", "vgg"])
-def test_a_recorded_step_trains_the_same(model, train):
-    # 480 images in batches of 112: the last batch has another shape and goes the usual way
+def test_a_cuda_graph_trains_the_same(model, train):
+    # 480 images in batches of 112: the last batch has another shape, so it is not replayed
     command = f"data_parallel_train.py --model {model} --optimizer sgd --batch-size 112"
     (_, reference, _), (result, weights, _) = train(command), train(f"{command} --cuda-graph")
     assert result["config"]["cuda_graph"]
@@ -83,31 +83,34 @@ def test_a_recorded_step_trains_the_same(model, train):
         torch.testing.assert_close(weights[name], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_peaks_after_cudnns_tuning_are_no_larger(train):
+def test_memory_peaks_do_not_grow_after_cudnns_tuning(train):
     command = "data_parallel_train.py --device gpu --model vgg"
     (one, *_), (two, *_) = train(f"{command} --epochs 1"), train(f"{command} --epochs 2")
     assert sum(two["memory_parts"].values()) < two["peak_memory_bytes"][0] <= one["peak_memory_bytes"][0]
 
 
-def test_fp32_is_not_rounded_and_tf32_is_where_a_gpu_has_it(monkeypatch):
+def test_fp32_is_exact_and_tf32_is_rounded_if_the_gpu_supports_it(monkeypatch):
     monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
     device = torch.device("cuda", 0)
     matrix, images, weights = (
         torch.randn(*shape, dtype=torch.float64, device=device)
         for shape in ((1024, 1024), (16, 64, 32, 32), (64, 64, 3, 3))
     )
-    works = (lambda *given: given[0] @ given[0]), (lambda *given: torch.nn.functional.conv2d(*given[1:]))
-    exact, errors = [work(matrix, images, weights) for work in works], {}
+
+    def compute(matrix, images, weights):
+        return matrix @ matrix, torch.nn.functional.conv2d(images, weights)
+
+    exact, errors = compute(matrix, images, weights), {}
     for precision in ("fp32", "tf32") if has_tf32(device) else ("fp32",):
         process.prepare_process(make_config(precision=precision, threads=1), device)
-        found = [work(matrix.float(), images.float(), weights.float()) for work in works]
+        rounded = compute(matrix.float(), images.float(), weights.float())
         errors[precision] = [
-            ((one - other).abs().max() / other.abs().max()).item() for one, other in zip(found, exact, strict=True)
+            ((one - other).abs().max() / other.abs().max()).item() for one, other in zip(rounded, exact, strict=True)
         ]
-    assert max(errors["fp32"]) < 2e-5 < errors.get("tf32", [1.0])[0]  # cuDNN may still choose not to round
+    assert max(errors["fp32"]) < 2e-5 < errors.get("tf32", [1.0])[0]  # cuDNN may choose not to round
 
 
-def test_a_run_in_turns_tells_how_much_of_its_gpu_is_free(data_root, tmp_path, monkeypatch):
+def test_a_run_in_turns_reports_the_free_memory_of_its_gpu(data_root, tmp_path, monkeypatch):
     monkeypatch.chdir(PROJECT)
     flags = f"--device gpu --dataset synthetic-cifar10 --train-size 5000 --epochs 2 --data-root {data_root}"
     row = configuration(command=(sys.executable, "data_parallel_train.py", *flags.split()))
@@ -117,8 +120,8 @@ def test_a_run_in_turns_tells_how_much_of_its_gpu_is_free(data_root, tmp_path, m
         assert run.take_turn() is None and 0 < run.free < before < torch.cuda.mem_get_info(0)[1]
 
 
-def test_the_driver_says_whether_processes_may_share_a_gpu():
-    modes = _of_each_gpu("compute_mode")
+def test_the_driver_and_nvidia_smi_agree_on_shared_gpus():
+    modes = _query_gpus("compute_mode")
     if gpu_uuid(0) not in modes:
         pytest.skip("nvidia-smi does not know this GPU")
     devices = range(torch.cuda.device_count())
@@ -126,17 +129,17 @@ def test_the_driver_says_whether_processes_may_share_a_gpu():
 
 
 @two_gpus
-def test_gpus_exchange_what_they_should():
+def test_gpus_exchange_data_correctly():
     assert broken_exchange([torch.device("cuda", index) for index in range(torch.cuda.device_count())]) is None
 
 
-def test_bf16_is_found_on_this_gpu_or_refused_with_a_measurement(project, tmp_path):
+def test_bf16_trains_or_is_refused_with_a_measurement(project, tmp_path):
     flags = "--model", "mlp", "--precision", "bf16", "--quiet", "--figure-dir", tmp_path
     done = project("data_parallel_train.py", *flags)
     assert done.returncode == 0 or "was measured to take" in done.stderr
 
 
-def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch):
+def test_nvml_measures_the_card_during_a_run(data_root, tmp_path, monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.chdir(PROJECT)
     flags = "--dataset synthetic-cifar10 --device gpu --loader resident --model resnet18 --epochs 3 --max-steps 250"
@@ -151,12 +154,12 @@ def test_nvml_tells_what_the_card_did_meanwhile(data_root, tmp_path, monkeypatch
     seconds = [epoch.train_seconds for epoch in outcome.result.timed_epochs]
     if min(seconds) < 2:
         assert card.joules is card.watts is None
-    elif card.joules is not None:  # older cards count none
-        assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # watts of any card
+    elif card.joules is not None:  # older cards do not count energy
+        assert 10 * min(seconds) < card.joules < 2000 * max(seconds)  # plausible watts of a card
     assert card.foreign in (None, 0) and 0 < card.busy <= 1
 
 
-def test_a_trace_has_the_kernels_within_the_steps(train):
+def test_a_traces_kernels_are_within_the_steps(train):
     result, _, _ = train("data_parallel_train.py", "--device", "gpu", "--model", "vgg", "--profile", 2)
     spans = [Span(**span) for span in result["timeline"]]
     end = max(span.end for span in spans if span.lane == "step")

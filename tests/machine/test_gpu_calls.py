@@ -1,9 +1,6 @@
-"""What a training asks of torch on GPUs, as recorded calls: neither their clocks nor NCCL are here."""
+"""The calls that a training makes to torch on GPUs, recorded on pretended GPUs."""
 
-import json
-import os
 import runpy
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -12,70 +9,57 @@ from torch import nn
 
 import common.engine.run
 from common.engine import timing
-from common.machine.turns import Turns
-from tests.fixtures import PROJECT, start_here
-from tests.pretended_gpus import Event, pretended_gpus
+from common.machine.turns import TURNS, Turns
+from tests import pretended_gpus as pretended
+from tests.fixtures import PROJECT
 
-FLAGS = "--dataset synthetic-mnist --model lenet --loader resident --threads 1 --device gpu --quiet --no-curves"
-STEPS, PHASES = 3, ("data", "transfer", "forward", "backward", "rest", "update")
+STEPS, PHASES = 6, ("data", "transfer", "forward", "backward", "rest", "update")
+TWO_STAGES = ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1")
 
 
 @pytest.fixture
-def trained(monkeypatch, tmp_path, data_root):
-    """Train on a GPU for some epochs of STEPS steps; return what was asked for, in order, and the result."""
-    asked = []
+def trained(monkeypatch, train_on_gpus):
+    """trained(epochs): train for epochs of STEPS steps; return the recorded calls in order, and the result."""
+    make_event, describe = pretended.Event.__init__, common.engine.run.describe_epoch
 
-    class Made(Event):
-        def __init__(self, **options):
-            asked.append("event")
-            super().__init__(**options)
+    def record_event(event, **options):
+        pretended.gpus.call("event")
+        make_event(event, **options)
+
+    def record_epoch(record, epochs):
+        pretended.gpus.call("epoch", record.epoch)
+        return describe(record, epochs)
+
+    monkeypatch.setattr(pretended.Event, "__init__", record_event)
+    monkeypatch.setattr(common.engine.run, "describe_epoch", record_epoch)
 
     def trained(epochs, devices=1):
-        sizes = ["--train-size", 8 * STEPS, "--batch-size", 8, "--epochs", epochs, "--data-root", data_root]
-        output = tmp_path / "result.json"
-        script = ("data_parallel_train.py", "model_parallel_train.py")[devices - 1]
-        method = ["--use-model-parallel", "--split-at", "full1"] if devices > 1 else []
-        typed = [script, *FLAGS.split(), *sizes, *method, "--output", output, "--figure-dir", tmp_path]
-        monkeypatch.setattr(sys, "argv", [*map(str, typed)])
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
-        with pretended_gpus(*["one", "two"][:devices]):
-            monkeypatch.setattr(torch.cuda, "Event", Made)
-            monkeypatch.setattr(
-                torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(f"reset {device.index}")
-            )
-            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((1 << 30) + device.index, 1 << 33))
-            epoch = common.engine.run.describe_epoch
-            monkeypatch.setattr(
-                common.engine.run,
-                "describe_epoch",
-                lambda record, epochs: asked.append(f"epoch {record.epoch}") or epoch(record, epochs),
-            )
-            start_here(monkeypatch, script)
-            monkeypatch.undo()
-        return asked, json.loads(output.read_text())
+        command = ("data_parallel_train.py",) if devices == 1 else TWO_STAGES
+        done = train_on_gpus(*command, "--model", "lenet", "--epochs", epochs)
+        return done.gpus.calls, done.result
 
     return trained
 
 
-def test_events_are_made_in_the_first_epoch_alone(trained):
-    asked, result = trained(epochs=3)
-    made = ["event"] * (1 + len(PHASES) * STEPS)
-    assert [each for each in asked if "reset" not in each] == [*made, "epoch 1", "epoch 2", "epoch 3"]
+def test_events_are_only_created_in_the_first_epoch(trained):
+    calls, result = trained(epochs=3)
+    recorded = [call for call in calls if call[0] in ("event", "epoch")]
+    assert recorded == [*[("event",)] * (1 + len(PHASES) * STEPS), ("epoch", 1), ("epoch", 2), ("epoch", 3)]
     for epoch in result["epochs"]:
         assert all(epoch["phases"][name] > 0 for name in PHASES if name != "rest")
         assert sum(filter(None, epoch["phases"].values())) * STEPS < 1000 * epoch["train_seconds"]
 
 
 @pytest.mark.parametrize("epochs, devices", [(1, 1), (3, 1), (2, 2)])
-def test_peaks_are_those_of_steps_after_cudnns_tuning(epochs, devices, trained):
-    """It tries algorithms in the first epoch. A training of one epoch has no other."""
-    asked, _ = trained(epochs, devices)
-    every = [f"reset {index}" for index in range(devices)]
-    later = [*every, *(f"epoch {epoch}" for epoch in range(2, epochs + 1))] if epochs > 1 else []
-    assert [each for each in asked if each != "event"] == [*every, "epoch 1", *later]
+def test_memory_peaks_exclude_the_epoch_of_cudnns_tuning_if_there_is_another(epochs, devices, trained):
+    calls, _ = trained(epochs, devices)
+    resets = [("reset_peak_memory_stats", f"cuda:{index}") for index in range(devices)]
+    later = [*resets, *(("epoch", epoch) for epoch in range(2, epochs + 1))] if epochs > 1 else []
+    recorded = [call for call in calls if call[0] in ("reset_peak_memory_stats", "epoch")]
+    assert recorded == [*resets, ("epoch", 1), *later]
 
 
-def test_clocks_are_warmed_after_a_wait_and_that_is_no_time_of_the_runs(trained, monkeypatch):
+def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch):
     waits, warmed = [], []
 
     def wait(turns, free):
@@ -87,20 +71,21 @@ def test_clocks_are_warmed_after_a_wait_and_that_is_no_time_of_the_runs(trained,
         return 1000.0
 
     monkeypatch.setattr(Turns, "wait", wait)
+    monkeypatch.setattr(common.engine.run, "free_memory", lambda device: 100 + device.index)
     monkeypatch.setattr(common.engine.run, "warm_clocks", warm)
     _, result = trained(epochs=3, devices=2)
-    assert waits == [1 << 30] * 3  # what is free on the first GPU
+    assert waits == [100] * 3  # the free memory of the first GPU
     assert warmed == [(2, [0, 1]), (3, [0, 1])]  # the first epoch does not count
     assert -2000 < result["total_seconds"] < -1500
 
 
-def test_a_run_without_turns_warms_nothing(trained, monkeypatch):
-    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("nobody waited"))
-    monkeypatch.setattr("os.environ", {name: value for name, value in os.environ.items() if "TURNS" not in name})
+def test_a_run_without_turns_does_not_warm_clocks(trained, monkeypatch):
+    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("warmed without a wait"))
+    monkeypatch.delenv(TURNS, raising=False)
     trained(epochs=2)
 
 
-def test_every_gpu_computes_until_its_clocks_have_risen(monkeypatch):
+def test_every_gpu_is_warmed(monkeypatch):
     class Matrix:
         def __init__(self, *_, device):
             self.device = device
@@ -111,7 +96,7 @@ def test_every_gpu_computes_until_its_clocks_have_risen(monkeypatch):
     products, devices = [], [torch.device("cuda", 0), torch.device("cuda", 1)]
     monkeypatch.setattr(timing, "WARM_UP", 0.01)
     monkeypatch.setattr(torch, "ones", Matrix)
-    with pretended_gpus("one", "two"):
+    with pretended.pretended_gpus("one", "two"):
         waited: list[torch.device] = []
         monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
         assert 0.01 < timing.warm_clocks(devices) < 10
@@ -121,10 +106,10 @@ def test_every_gpu_computes_until_its_clocks_have_risen(monkeypatch):
 
 
 @pytest.mark.parametrize("kind, sums", [("cuda", False), ("cpu", True)])
-def test_nccl_divides_gradients_itself_and_gloo_does_not(kind, sums):
-    script, asked = runpy.run_path(str(PROJECT / "fsdp_train.py")), []
-    recorder = SimpleNamespace(set_force_sum_reduction_for_comms=asked.append)
+def test_fsdp_only_forces_sums_for_gloo_as_nccl_averages_itself(kind, sums):
+    script, forced = runpy.run_path(str(PROJECT / "fsdp_train.py")), []
+    recorder = SimpleNamespace(set_force_sum_reduction_for_comms=forced.append)
     script["shard"].__globals__.update(fully_shard=lambda *_, **__: recorder, init_device_mesh=lambda *_: None)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     script["shard"](model, SimpleNamespace(device=torch.device(kind), ranks=2))
-    assert asked == [sums] * 3  # both blocks, and the whole
+    assert forced == [sums] * 3  # both blocks and the model

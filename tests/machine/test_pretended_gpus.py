@@ -1,4 +1,4 @@
-"""What the scripts do on two GPUs, on two that are not there (see pretended_gpus.py)."""
+"""The scripts on two pretended GPUs, and the pretended GPUs themselves (see pretended_gpus.py)."""
 
 from collections import Counter
 
@@ -23,25 +23,23 @@ COMMANDS = {
 }
 OWN_TIMES = {"dp": {"scatter", "replicate", "gather"}, "mp": {"stage 0", "stage 1"}, "mp-micro": {"stage 0", "stage 1"}}
 BATCH, STEPS = 48, 6
-TESTED, TESTS = 500, 4  # images of a batch, batches
-IMAGE, FEATURES, LOGITS, LABEL = 28 * 28 * 4, 32 * 5 * 5 * 4, 10 * 4, 8  # bytes; features: in front of full1
-
-
-WEIGHTS: dict = {}  # which the first method leaves, for all
+TESTED, TESTS = 500, 4  # test images per batch, test batches
+IMAGE, FEATURES, LOGITS, LABEL = 28 * 28 * 4, 32 * 5 * 5 * 4, 10 * 4, 8  # bytes; FEATURES: the input of full1
+REFERENCE: dict = {}  # the weights of the first method
 
 
 def sizes(copies, source, target):
-    """The bytes of every copy from one place to another."""
+    """Return the bytes of every copy from one place to another."""
     return [size for *places, size in copies if places == [source, target]]
 
 
 @pytest.mark.parametrize("method", COMMANDS)
-def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, train_on_gpus):
+def test_methods_give_the_same_weights_and_copy_no_more_than_needed(method, train_on_gpus):
     trained = train_on_gpus(*COMMANDS[method], *SAME_STEPS)
     result, weights, copies = trained.result, trained.weights, trained.gpus.copies
     start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
-    assert min((weights[name] - value).abs().max() for name, value in start.items()) > 1e-4  # all was trained
-    assert_close(weights, WEIGHTS.setdefault("of the first", weights), rtol=0, atol=1e-6)
+    assert min((weights[name] - value).abs().max() for name, value in start.items()) > 1e-4  # everything was trained
+    assert_close(weights, REFERENCE.setdefault("weights", weights), rtol=0, atol=1e-6)
     used = ["cuda:0 (first)", "cuda:1 (second)"][: 1 if method == "single" else 2]
     assert (result["method"], result["devices"], result["simulated"]) == (method, used, False)
     assert {*(result["method_milliseconds"] or ())} == OWN_TIMES.get(method, set())
@@ -51,11 +49,11 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
     size = {name: 4 * value.numel() for name, value in weights.items()}
     if method == "single":
         assert there == back == []
-    elif method == "dp":  # the other half of the images and the weights; logits and gradients
+    elif method == "dp":  # half of the images, logits and their gradients; the weights and their gradients
         half, tested, whole = BATCH // 2, TESTED // 2, sum(size.values())
         assert sum(there) == STEPS * (half * (IMAGE + LOGITS) + whole) + TESTS * (tested * IMAGE + whole)
         assert sum(back) == STEPS * (half * LOGITS + whole) + TESTS * tested * LOGITS
-    else:  # once, stage 1; then one copy of the features for each part of a batch, and one of their gradients
+    else:  # stage 1 once; then for each part of a batch the features and their gradients
         parts = 4 if method == "mp-micro" else 1
         stage1 = [value for name, value in size.items() if name.split(".")[0] in ("full1", "full2", "head")]
         training = {BATCH // parts * FEATURES: parts * STEPS, BATCH * LABEL: STEPS}
@@ -64,7 +62,7 @@ def test_methods_give_the_weights_of_one_gpu_and_copy_what_they_must(method, tra
         assert Counter(back) == {BATCH // parts * FEATURES: parts * STEPS}
 
 
-def test_workers_images_go_to_the_gpu_once(train_on_gpus):
+def test_images_from_workers_are_copied_to_the_gpu_once(train_on_gpus):
     workers = ("--loader", "workers", "--num-workers", 0)
     copies = train_on_gpus("data_parallel_train.py", *SAME_STEPS, *workers).gpus.copies
     count = Counter(sizes(copies, "cpu", "cuda:0"))
@@ -72,7 +70,7 @@ def test_workers_images_go_to_the_gpu_once(train_on_gpus):
 
 
 @pytest.mark.parametrize("method", ["dp", "mp-micro"])
-def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train_on_gpus, tmp_path):
+def test_a_resumed_training_gives_the_same_weights(method, train_on_gpus, tmp_path):
     script, *flags = COMMANDS[method]
     flags = [*flags, "--model", "strided"]  # with BatchNorm
     if method == "mp-micro":
@@ -86,25 +84,24 @@ def test_a_training_that_is_resumed_is_the_one_that_never_ended(method, train_on
 
 
 def test_convolutions_of_every_replica_are_channels_last():
-    """The images decide, as the replicas' own weights are not."""
     with pretended_gpus("first", "second"):
         model, features, weights = build_network("vgg", (3, 32, 32), seed=0).to(FIRST), {}, {}
 
         def look(convolution, _, output):
-            features[output.device] = output.stride(1)  # from one channel to the next
+            features[output.device] = output.stride(1)  # 1 for channels-last
             weights[output.device] = convolution.weight.stride(1)
 
         model.conv1_1[0].register_forward_hook(look)
         parallel, devices = torch.nn.DataParallel(model, [FIRST, SECOND]), (FIRST, SECOND)
         context = make_context(parallel, devices=devices, input_device=FIRST, output_device=FIRST)
         evaluate(context, [(torch.randn(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))])
-    assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}
+    assert features == {FIRST: 1, SECOND: 1} and weights == {FIRST: 1, SECOND: 9}  # a replica's weights are not
 
 
-# ---- what is refused here is refused on GPUs
+# ---- pretended GPUs refuse what GPUs refuse
 
 
-def test_tensors_of_two_places_are_not_mixed():
+def test_tensors_on_different_devices_cannot_be_mixed():
     with pretended_gpus("first", "second"):
         first, second = (torch.ones(2, 2, device=device) for device in (FIRST, SECOND))
         for other in (second, torch.ones(2, 2)):
@@ -146,7 +143,7 @@ WAITS = (
 )
 
 
-def test_what_lets_the_host_wait_is_seen():
+def test_calls_that_make_the_host_wait_are_detected():
     with pretended_gpus("first", "second") as gpus:
         value = torch.ones(2, 2, device=FIRST)
         value.to(SECOND)
@@ -163,7 +160,7 @@ def test_what_lets_the_host_wait_is_seen():
 
 
 @pytest.mark.slow
-def test_a_comparison_on_two_gpus_from_start_to_end(project, data_root, tmp_path):
+def test_a_whole_comparison_on_two_gpus(project, data_root, tmp_path):
     flags = "--nproc 2 --dataset synthetic-mnist --train-size 96 --batch-size 48 --epochs 2 --repeats 1 --check-maths"
     places = ("--data-root", data_root, "--output-dir", tmp_path / "out")
     command = f"compare_parallel.py {flags} --methods {' '.join(COMMANDS)}"

@@ -1,4 +1,4 @@
-"""A training takes fewer threads beside other programs; a comparison waits for the trainings that compute here."""
+"""A training uses fewer threads next to other programs, and a comparison waits for running trainings."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ from common.machine.lifetime import TAG
 from common.machine.sharing import COMPARISON, TRAINING, computing, programs, wait_for_others
 from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="known on Linux alone")
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 OTHER = """
 import time
 from common.machine.sharing import computing
@@ -25,34 +25,37 @@ with computing("training"):
 
 
 @pytest.mark.parametrize(
-    "looks, expected",  # per second: how long threads have waited, and cores been idle
+    "looks, expected",  # per second: how long threads waited for a core, and cores were idle
     [
-        ([(0.2, 0.0)] * 3, [8, 8, 8]),  # now and then somebody's
+        ([(0.2, 0.0)] * 3, [8, 8, 8]),  # short activity of another program
         ([(4.0, 0.0)], [4]),  # another training with as many threads
         ([(0.5, 0.0)], [7]),  # another program on one core
         ([(40.0, 0.0)], [1]),
         ([(4.0, 0.0), (0.0, 0.5)], [4, 4]),
         ([(4.0, 0.0), (0.0, 4.0), (0.0, 4.0)], [4, 4, 8]),
         ([(4.0, 0.0), (0.0, 1.0), (0.0, 1.0), (0.0, 3.0)], [4, 4, 5, 5]),
-        ([(4.0, 0.0), *[(0.0, 4.0)] * 2, (4.0, 0.0), *[(0.0, 4.0)] * 4], [4, 4, 8, 4, 4, 4, 4, 8]),  # later each time
+        (
+            [(4.0, 0.0), *[(0.0, 4.0)] * 2, (4.0, 0.0), *[(0.0, 4.0)] * 4],
+            [4, 4, 8, 4, 4, 4, 4, 8],
+        ),  # each new try comes later
     ],
 )
-def test_as_many_threads_as_find_a_core(looks, expected, monkeypatch):
-    now, taken, said = [0.0, 0.0, 0.0], [], []
+def test_the_number_of_threads_follows_the_free_cores(looks, expected, monkeypatch):
+    now, set_threads, messages = [0.0, 0.0, 0.0], [], []
     monkeypatch.setattr(SharedCores, "_read", lambda self: tuple(now))
     monkeypatch.setattr(setup.torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr(setup.torch, "set_num_threads", taken.append)
-    cores, found = SharedCores(said.append), []
+    monkeypatch.setattr(setup.torch, "set_num_threads", set_threads.append)
+    cores, found = SharedCores(messages.append), []
     for waited, idle in looks:
         now = [total + more for total, more in zip(now, (1.0, waited, idle), strict=True)]
         cores.look()
         found.append(cores.now)
     assert found == expected and cores.fewest == min(8, *expected)
-    assert taken == [threads for before, threads in zip([8, *found], found, strict=False) if threads != before]
-    assert len(said) == len(taken)
+    assert set_threads == [threads for before, threads in zip([8, *found], found, strict=False) if threads != before]
+    assert len(messages) == len(set_threads)
 
 
-def test_threads_that_somebody_chose_are_kept(monkeypatch):
+def test_a_number_of_threads_set_by_the_user_is_kept(monkeypatch):
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert may_share(make_config(), CPU)
     assert not may_share(make_config(threads=2), CPU) and not may_share(make_config(compile=True), CPU)
@@ -61,14 +64,9 @@ def test_threads_that_somebody_chose_are_kept(monkeypatch):
     assert not may_share(make_config(), CPU)
 
 
-@pytest.fixture
-def own_place(monkeypatch):
-    """Names that no other test's programs have."""
-    monkeypatch.setattr(sharing, "NAME", f"@test-{time.monotonic_ns()}/")
-
-
 @LINUX
-def test_who_computes_is_seen_but_no_run_of_a_comparison_and_no_later_rank(own_place, monkeypatch):
+def test_a_program_is_registered_unless_it_is_a_comparisons_run_or_a_later_rank(monkeypatch):
+    monkeypatch.setattr(sharing, "NAME", f"@test-{time.monotonic_ns()}/")  # not used by other tests
     with computing(COMPARISON):
         assert [program.kind for program in programs()] == [COMPARISON]
     assert programs() == []
@@ -80,7 +78,7 @@ def test_who_computes_is_seen_but_no_run_of_a_comparison_and_no_later_rank(own_p
 
 
 @LINUX
-def test_a_comparison_waits_for_a_training_in_another_process_and_says_so(monkeypatch, capsys, tmp_path):
+def test_a_comparison_waits_for_a_training_in_another_process_and_reports_it(monkeypatch, capsys):
     monkeypatch.delenv(TAG, raising=False)
     command = [sys.executable, "-c", OTHER.format(seconds=1)]
     options = {"stdout": subprocess.PIPE, "cwd": PROJECT, "env": child_environment()}
@@ -92,7 +90,7 @@ def test_a_comparison_waits_for_a_training_in_another_process_and_says_so(monkey
         assert other.pid not in before and f"process {other.pid}" in capsys.readouterr().out
 
 
-def test_a_comparison_that_does_not_wait_says_that_it_is_disturbed(monkeypatch, capsys, planned, tmp_path):
+def test_a_comparison_that_does_not_wait_warns_about_disturbed_times(monkeypatch, capsys, planned, tmp_path):
     monkeypatch.setattr(compare_parallel, "wait_for_others", lambda seconds: [sharing.Program(TRAINING, seconds)])
     monkeypatch.setattr(compare_parallel, "measure", lambda *_: None)
     monkeypatch.setattr(compare_parallel, "present", lambda *_: None)

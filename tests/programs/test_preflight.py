@@ -1,10 +1,11 @@
-"""The pre-flight check: green on this machine, red with the cause where something is planted."""
+"""The pre-flight check: it passes on this machine, and names each planted fault."""
 
 import re
 import subprocess
 import sys
 import tempfile
 import uuid
+from unittest import mock
 
 import pytest
 
@@ -18,7 +19,7 @@ def named(name, *directories):
     return next(check for check in check_all(*directories)[0] if check.name == name)
 
 
-def test_a_machine_that_is_ready(project, tmp_path):
+def test_this_machine_is_ready(project, tmp_path):
     flags = ("--data-root", tmp_path / "data", "--output-dir", tmp_path)
     done = project("-m common.programs.check", *flags, tiny=False)
     assert done.returncode == 0 and not done.stderr
@@ -27,7 +28,7 @@ def test_a_machine_that_is_ready(project, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_torchvision_that_does_not_fit(monkeypatch, tmp_path):
+def test_an_unsuitable_torchvision_is_bad(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     monkeypatch.setattr("common.machine.environment._version", {"torch": "9.9.9+cpu", "torchvision": "1"}.get)
     check = named("torch", tmp_path, tmp_path)
@@ -35,7 +36,7 @@ def test_a_torchvision_that_does_not_fit(monkeypatch, tmp_path):
     assert check.found.startswith("torchvision cannot be imported; torch 9.9.9+cpu, torchvision 1: ")
 
 
-def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
+def test_damaged_data_is_bad_and_intact_data_is_ok(real_data, tmp_path):
     source, target = real_data / "MNIST" / "raw", tmp_path / "MNIST" / "raw"
     target.mkdir(parents=True)
     for file in source.iterdir():
@@ -48,42 +49,40 @@ def test_damaged_data_and_data_that_is_whole(real_data, tmp_path):
     assert check.status == BAD and "have the md5" in check.found and "delete it" in check.advice
 
 
-def test_a_directory_that_may_only_be_read(monkeypatch, tmp_path):
-    def refuse(dir):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    for data_root, output_dir, status in (("data", tmp_path / "new", BAD), (tmp_path, "figures", NOTE)):
-        directory = output_dir if status == BAD else data_root
-        check = named(f"write to {directory}", *map(type(tmp_path), (data_root, output_dir)))
+def test_a_read_only_output_directory_is_bad_and_a_read_only_data_root_is_a_note(monkeypatch, tmp_path):
+    error = PermissionError(13, "Permission denied")
+    monkeypatch.setattr(tempfile, "TemporaryFile", mock.Mock(side_effect=error))
+    data_root, output_dir = tmp_path / "data", tmp_path / "new"
+    for directory, status in ((output_dir, BAD), (data_root, NOTE)):
+        check = named(f"write to {directory}", data_root, output_dir)
         assert (check.status, check.found, check.advice) == (status, "Permission denied", "name another directory")
-    assert not (tmp_path / "new").exists()
+    assert not output_dir.exists()
 
 
 @pytest.mark.parametrize("limit, name", [("SHARED_MEMORY_BYTES", "/dev/shm"), ("FREE_DISK_BYTES", "write to {}")])
-def test_little_room(limit, name, tmp_path, monkeypatch):
+def test_too_little_space_is_bad(limit, name, tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, limit, 10**18)
     assert named(name.format(tmp_path), tmp_path, tmp_path).status == BAD
 
 
-@pytest.mark.parametrize("parent, status", [(2**22 + 1, BAD), (1, NOTE)], ids=["gone", "at work"])
-def test_processes_of_other_runs(parent, status, tmp_path):
+@pytest.mark.parametrize("parent, status", [(2**22 + 1, BAD), (1, NOTE)], ids=["orphan", "running"])
+def test_orphans_are_bad_and_running_comparisons_are_a_note(parent, status, tmp_path):
     environment = {**child_environment(), TAG: f"name-{parent}-{uuid.uuid4().hex}"}
     command = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(60)"]
-    left = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     try:
-        left.stdout.read(1)
+        process.stdout.read(1)
         check = named("other runs", tmp_path, tmp_path)
-        killed = re.findall(r"\d+", check.advice.partition("kill -9")[2])  # other tests may have left some too
-        assert (str(left.pid) in killed) == (status == BAD)
-        assert killed or (check.status == NOTE and re.search(r"process (\d+, )*1\b", check.found))
+        orphans = re.findall(r"\d+", check.advice.partition("kill -9")[2])  # other tests may have left some as well
+        assert (str(process.pid) in orphans) == (status == BAD)
+        assert orphans or (check.status == NOTE and re.search(r"process (\d+, )*1\b", check.found))
     finally:
-        left.kill()
-        left.communicate()
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow
-def test_a_comparison_warns_of_what_is_bad(project, tmp_path):
+def test_a_comparison_warns_about_bad_checks(project, tmp_path):
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
         (tmp_path / "MNIST" / "raw" / f"{name}-ubyte").touch()

@@ -1,4 +1,4 @@
-"""What is measured before a comparison, and the helpers that it asks: probe, weights, links between GPUs."""
+"""The probe's measurements before a comparison, and the difference between two runs' weights."""
 
 import json
 import math
@@ -25,7 +25,7 @@ from tests.pretended_gpus import pretended_gpus
 
 
 @HAS_SLICES
-def test_a_link_is_measured_between_bound_ranks_that_train(project, data_root, told):
+def test_a_link_is_measured_between_pinned_ranks_that_train(project, data_root, told):
     network, steps = told
     flags = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --sizes 48 --loader resident --link --bind"
     command = f"-m common.programs.probe {flags} --model {network} --data-root {data_root}"
@@ -36,7 +36,9 @@ def test_a_link_is_measured_between_bound_ranks_that_train(project, data_root, t
     assert 0.01 < model["link_gbps"] < 1000
     assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
     seen = [(process, cores, slices) for process, _, size, slices, cores in steps() if size == 24]
-    first, second = Counter(process for process, *_ in seen).values()  # each trains on its half before every exchange
+    first, second = Counter(
+        process for process, *_ in seen
+    ).values()  # each rank trains on half a batch before every exchange
     assert first == second >= 7
     ranks = {process: rest for process, *rest in seen}
     assert sorted(ranks.values()) == [[share, [SHORT_SLICE]] for share in SHARES]
@@ -46,7 +48,7 @@ RESIDENT = "--dataset synthetic-mnist --train-size 480 --model mlp --loader resi
 
 
 def probed(monkeypatch, capsys, *flags):
-    """What the probe prints, measured in this process and in little time."""
+    """Run the probe in this process with short measurements; return what it prints."""
     monkeypatch.setattr(sys, "argv", ["probe", *map(str, flags)])
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
     monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
@@ -54,7 +56,7 @@ def probed(monkeypatch, capsys, *flags):
     return json.loads(capsys.readouterr().out)
 
 
-def test_the_probe_measures_what_it_was_asked_for(data_root, monkeypatch, capsys):
+def test_the_probe_measures_all_models_sizes_and_blocks(data_root, monkeypatch, capsys):
     sizes = "--train-size 480 --batch-size 48 --sizes 12 48 --cut 12 --dataset synthetic-mnist"
     flags = f"{sizes} --ceiling --model lenet mlp --data-root {data_root}".split()
     measured = probed(monkeypatch, capsys, *flags)
@@ -77,7 +79,7 @@ def test_the_probe_measures_what_it_was_asked_for(data_root, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("shared, free", [(True, 1 << 33), (False, None)])
-def test_the_probe_on_a_gpu_tells_of_its_memory(shared, free, data_root, monkeypatch, capsys):
+def test_the_probe_on_a_gpu_reports_its_memory(shared, free, data_root, monkeypatch, capsys):
     monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: shared)
     with pretended_gpus("first", "second"):
         measured = probed(monkeypatch, capsys, *RESIDENT, "--sizes", 12, "--device", "gpu", "--data-root", data_root)
@@ -90,43 +92,41 @@ IMAGES = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
 
 
 class Recorder(torch.nn.Linear):
-    """A network that notes each batch, and first does with it what a test wants."""
+    """A network that records the size of each batch, and calls before(size, number of calls)."""
 
-    def __init__(self, first):
+    def __init__(self, before):
         super().__init__(4, 10)
-        self.first, self.calls = first, []
+        self.before, self.calls = before, []
 
     def forward(self, images):
         self.calls.append(len(images))
-        self.first(len(images), len(self.calls))
+        self.before(len(images), len(self.calls))
         return super().forward(images.flatten(1))
 
 
-def step_times(monkeypatch, first, sizes, seconds=0.0):
+def step_times(monkeypatch, before, sizes, seconds=0.0):
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", seconds)
-    model = Recorder(first)
+    model = Recorder(before)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     return probe.step_milliseconds(model, optimizer, IMAGES, sizes, torch.device("cpu")), model.calls
 
 
-def test_a_step_is_the_median_without_the_first_two(monkeypatch):
+def test_a_step_time_is_the_median_without_the_first_two(monkeypatch):
     times, calls = step_times(monkeypatch, lambda _, call: time.sleep(0.2 if call <= 2 else 0.01), [3], seconds=0.05)
     assert set(times) == {3} and 10 <= times[3] < 100 and calls == 7 * [3]
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError(), RuntimeError("CPU: can't allocate memory")])
 def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypatch):
-    def need_memory(size, _):
+    def fail(size, _):
         if size > 8:
             raise error
 
-    times, calls = step_times(monkeypatch, need_memory, [4, 9, 8])
+    times, calls = step_times(monkeypatch, fail, [4, 9, 8])
     assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
 
 
-class Watch:
-    """A stopwatch to which every block takes 40 s."""
-
+class FakeStopwatch:
     seconds = 40.0
 
     def __init__(self, devices):
@@ -139,12 +139,12 @@ class Watch:
         pass
 
 
-def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
-    """Else the host's launches and its wait for the end would count, which in a training run beside the kernels."""
+def test_a_time_on_a_gpu_is_the_mean_of_twenty_calls(monkeypatch):
+    """A single call would include the launch and the wait for its end, which overlap with kernels in a training."""
     steps = []
     monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
-    monkeypatch.setattr(probe, "Stopwatch", Watch)
-    monkeypatch.setattr(timing, "Stopwatch", Watch)
+    monkeypatch.setattr(probe, "Stopwatch", FakeStopwatch)
+    monkeypatch.setattr(timing, "Stopwatch", FakeStopwatch)
     assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
     assert len(steps) == 7 * 20
     with pretended_gpus("GPU"):
@@ -155,7 +155,7 @@ def test_times_of_a_gpu_are_those_of_twenty_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
-def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
+def test_no_link_is_measured_if_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
     monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
     monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
     flags = [*RESIDENT, *"--batch-size 48 --sizes 24 48 --link --data-root".split(), data_root]
@@ -164,7 +164,7 @@ def test_no_link_is_measured_where_a_whole_batch_does_not_fit(times, link, data_
 
 
 @pytest.mark.parametrize("gpus, shared, measured", [(4, True, True), (4, False, False), (1, True, False)])
-def test_the_link_is_that_between_all_gpus(gpus, shared, measured, monkeypatch):
+def test_the_link_is_measured_between_all_gpus(gpus, shared, measured, monkeypatch):
     def spawn(function, arguments, ranks):
         assert ranks == arguments[0] == 4
         Path(arguments[1], "seconds").write_text("[0.002, 0.0005, 0.001]")
@@ -180,7 +180,6 @@ def test_the_link_is_that_between_all_gpus(gpus, shared, measured, monkeypatch):
 
 @pytest.mark.parametrize("name", ["lenet", "vgg", "resnet8"])
 def test_buckets_are_those_of_ddp(name, tmp_path):
-    """A bucket is full when all of its gradients are there, and the last one when the backward pass is over."""
     model = build_network(name, (3, 32, 32), 0)
     images, cpu = SimpleNamespace(image_shape=(3, 32, 32), classes=IMAGES.classes), torch.device("cpu")
     step = probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
@@ -197,18 +196,18 @@ def test_buckets_are_those_of_ddp(name, tmp_path):
         parallel = DistributedDataParallel(model)
         parallel.register_comm_hook(None, hook)
         step = probe.random_step(parallel, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
-        for _ in range(3):  # after the first, it fills its buckets in the order in which gradients come
+        for _ in range(3):  # after the first step, it fills its buckets in the order of the gradients
             exchanged.clear()
             step()
     finally:
         dist.destroy_process_group()
     assert [(number, bucket.size) for number, bucket in enumerate(buckets)] == exchanged
-    lefts = [bucket.left for bucket in buckets]
+    lefts = [bucket.left for bucket in buckets]  # the last bucket is full when the backward pass ends
     assert lefts == sorted(lefts, reverse=True) and lefts[-1] == 0 and all(0.02 < left < 0.9 for left in lefts[:-1])
 
 
 class Source:
-    """A loader of two batches of 10 images, each of which takes load(); its start takes longer."""
+    """A loader of two batches of 10 images that calls load() for each, and starts slowly."""
 
     def __init__(self, load):
         self.load, self.passes = load, 0
@@ -237,7 +236,7 @@ class Computing(torch.utils.data.Dataset):
         return torch.zeros(1), 0
 
 
-def test_what_a_loader_delivers_after_its_start_and_computes_here_and_in_its_workers(monkeypatch):
+def test_a_loaders_speed_excludes_its_start_and_its_cpu_time_includes_its_workers(monkeypatch):
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.3)
     cpu, sleeping = torch.device("cpu"), Source(lambda: time.sleep(0.01))
     speed = probe.loader_speed(sleeping, 3, cpu)
@@ -245,7 +244,7 @@ def test_what_a_loader_delivers_after_its_start_and_computes_here_and_in_its_wor
     assert speed.cpu_seconds_per_image < 0.0005
     assert 0.001 <= probe.loader_speed(Source(compute), 0, cpu).cpu_seconds_per_image < 0.002
     workers = torch.utils.data.DataLoader(Computing(), 2, num_workers=2, persistent_workers=True)
-    # Workers fetch ahead of what is counted, by as much again where the machine is busy.
+    # Workers prefetch images that are not counted, up to as many again on a busy machine.
     assert 0.005 < probe.loader_speed(workers, 2, cpu).cpu_seconds_per_image < 0.05
 
 
@@ -253,7 +252,7 @@ def test_the_largest_difference_of_any_parameter():
     reference = build_network("vgg", (3, 32, 32), 0).state_dict()
     other = {name: value.clone() for name, value in reference.items()}
     assert difference(reference, other) == 0
-    other["conv1_1.1.running_mean"] += 9  # a statistic, no parameter
+    other["conv1_1.1.running_mean"] += 9  # not a parameter
     assert difference(reference, other) == 0
     other["head.1.bias"][3] -= 0.25
     assert difference(reference, other) == pytest.approx(0.25)
@@ -262,23 +261,23 @@ def test_the_largest_difference_of_any_parameter():
 
 
 @pytest.mark.parametrize("other, shape", [("mlp", (1, 28, 28)), ("lenet", (3, 32, 32))])
-def test_weights_of_two_models_have_no_difference(other, shape):
+def test_weights_of_different_models_cannot_be_compared(other, shape):
     with pytest.raises(SuiteError, match=r"two different models; conv1.0.weight: \(16, 1, 5, 5\), (None|.*3, 5, 5)"):
         difference(build_network("lenet", (1, 28, 28), 0).state_dict(), build_network(other, shape, 0).state_dict())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
-def test_flop_are_those_of_the_network_forward_and_backward(precision):
-    """Two for each weight of a linear layer: forward, for the weights' gradient, and, but the first, the inputs'."""
+def test_flop_count_the_forward_and_backward_pass(precision):
+    """Per weight of a linear layer: 2 forward, 2 for its gradient and, except in the first, 2 for the input's."""
     model = build_network("mlp", (1, 28, 28), 0, precision)
     first, *others = [layer.weight.numel() for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
     assert probe.flop_per_image(model, SimpleNamespace(image_shape=(1, 28, 28))) == 2 * (2 * first + 3 * sum(others))
     assert model.precision == precision and next(model.parameters()).device.type == "cpu"
 
 
-def test_flop_without_what_is_computed_again_to_save_memory_and_unknown_of_a_network_that_looks():
+def test_flop_exclude_recomputation_and_are_unknown_if_the_network_depends_on_values():
     images, model = SimpleNamespace(image_shape=(3, 32, 32)), build_network("vgg", (3, 32, 32), 0)
-    usual, model.recompute = probe.flop_per_image(model, images), True
-    assert probe.flop_per_image(model, images) == usual > 10**8
+    expected, model.recompute = probe.flop_per_image(model, images), True
+    assert probe.flop_per_image(model, images) == expected > 10**8
     model[0].register_forward_hook(lambda layer, inputs, output: output.sum().item())
     assert probe.flop_per_image(model, images) is None

@@ -1,4 +1,4 @@
-"""What one rank of two asks of NCCL and of its GPU, and what it reports of the exchange: on a pretended GPU."""
+"""One of two ranks on a pretended GPU: its calls to NCCL and CUDA, and the times of its exchange."""
 
 from types import SimpleNamespace
 
@@ -30,8 +30,7 @@ def test_a_rank_joins_nccl_with_its_own_gpu(script, rank, train_on_gpus):
     assert gpus.current == rank and len(gpus.called("beat")) > STEPS
 
 
-def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
-    """Gradients lie in the bucket already; nothing is exchanged in the forward pass."""
+def test_the_exchange_starts_at_the_last_gradient_and_copies_none(train_on_gpus):
     costs = {"cuda:0": 0.001, ("cuda:0", "allreduce_"): 9.0, ("cuda:0", "convolution"): 1.0}
     costs["cuda:0", "copy to the bucket"] = 1.0
     trained = train_on_gpus(*DDP, rank=0, costs=costs)
@@ -41,7 +40,7 @@ def test_the_exchange_is_what_follows_the_last_gradient(train_on_gpus):
     assert sum(filter(None, epoch["phases"].values())) * STEPS == pytest.approx(1000 * epoch["train_seconds"])
 
 
-def test_buffers_are_shared_once_before_each_evaluation(train_on_gpus):
+def test_buffers_are_broadcast_once_before_each_evaluation(train_on_gpus):
     gpus = train_on_gpus(*DDP, "--model", "strided", "--epochs", 2, rank=0, costs={"cuda:0": 0.1}).gpus
     names = [work.name for work in gpus.clock.log if work.name in ("broadcast_", "allreduce_")]
     buffers = [*build_network("strided", (1, 28, 28), 0).buffers()]
@@ -49,12 +48,12 @@ def test_buffers_are_shared_once_before_each_evaluation(train_on_gpus):
 
 
 @pytest.mark.parametrize("flags, count", [(("--accumulate", 2), STEPS), (("--no-sync",), 0)])
-def test_only_what_a_step_needs_is_exchanged(flags, count, train_on_gpus):
+def test_a_step_exchanges_no_more_than_it_needs(flags, count, train_on_gpus):
     gpus = train_on_gpus(*DDP, *flags, rank=0, costs={"cuda:0": 0.1}).gpus
     assert [work.name for work in gpus.clock.log].count("allreduce_") == count
 
 
-def test_weights_are_cut_before_they_are_on_the_gpu(train_on_gpus):
+def test_weights_are_sharded_before_they_are_moved_to_the_gpu(train_on_gpus):
     gpus = train_on_gpus("fsdp_train.py", "--model", "lenet", rank=0).gpus
     assert gpus.called("init_device_mesh") == [["cuda", (2,)]]
     *blocks, whole = gpus.called("fully_shard")
@@ -62,28 +61,18 @@ def test_weights_are_cut_before_they_are_on_the_gpu(train_on_gpus):
     assert sum(count for count, _ in blocks) == whole[0] == 10
 
 
-def test_a_link_is_that_of_nccl_between_gpus_that_have_done_their_step(monkeypatch, tmp_path):
+def test_a_link_is_measured_with_nccl_right_after_a_step(monkeypatch, tmp_path):
     for name in ("end_with_parent", "prepare_process"):
-        monkeypatch.setattr(probe, name, lambda *given: given and torch.cuda.set_device(given[1]))
+        monkeypatch.setattr(probe, name, lambda *arguments: arguments and torch.cuda.set_device(arguments[1]))
     config = SimpleNamespace(**vars(make_config(optimizer="sgd")))
     config.batch_size, images = [4], make_image_set()
     costs = {"cuda:1": 0.5, ("cuda:1", "allreduce_"): 8.0}
     with pretended_gpus("first", "second", costs=costs) as gpus, pretended_rank(1, 2):
         monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.01)
-        written = []
-        monkeypatch.setattr(dist, "all_reduce", reducing(written))
+        reduced, all_reduce = [], dist.all_reduce
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor: reduced.append(tensor) or all_reduce(tensor))
         probe._exchange(1, 2, str(tmp_path), config, "mlp", 1000, images, "cuda")
     assert gpus.called("init_process_group") == [["nccl", torch.device("cuda", 1)]] and gpus.current == 1
     assert {work.device for work in gpus.clock.log} == {"cuda:1"}
-    (seconds,) = (sent for sent in written if sent.dim() == 2)
+    (seconds,) = (tensor for tensor in reduced if tensor.dim() == 2)
     assert seconds.held.flatten().tolist() == pytest.approx([0.008] * seconds.numel())
-
-
-def reducing(seen):
-    usual = dist.all_reduce
-
-    def all_reduce(sent, *arguments):
-        seen.append(sent)
-        return usual(sent, *arguments)
-
-    return all_reduce

@@ -1,4 +1,4 @@
-"""Ranks that run ahead of their GPUs name the one that holds them up, before NCCL's watchdog ends them instead."""
+"""The Heartbeat: ranks on GPUs name a hanging rank before NCCL's watchdog aborts them."""
 
 import json
 import os
@@ -23,53 +23,55 @@ from tests.fixtures import make_config, make_context, make_step
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Three ranks that share a store; a rank may stay behind for 100 s. at(seconds) → the ranks that are lost then."""
+    """Three heartbeats with a common store and a timeout of 100 s.
+
+    at(seconds, beats of each rank): add the beats; return the lost ranks at that time, as each rank sees them.
+    """
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=100))
-    store = dist.PrefixStore("attempt", store)  # as find_ranks() makes it
+    store = dist.PrefixStore("attempt", store)  # as in find_ranks()
     monkeypatch.setattr(lost.threading.Thread, "start", lambda thread: None)
     monkeypatch.setattr(lost.time, "monotonic", lambda: 0.0)
-    beats = [Heartbeat(store, rank, 3) for rank in range(3)]
-    for beat in beats:
-        beat.start()
+    heartbeats = [Heartbeat(store, rank, 3) for rank in range(3)]
+    for heartbeat in heartbeats:
+        heartbeat.start()
 
-    def at(seconds, *more):
-        for beat, times in zip(beats, more, strict=False):
-            for _ in range(times):
-                beat.beat()
-        for beat in beats:
-            beat.lost_ranks(seconds)
-        return [beat.lost_ranks(seconds) for beat in beats]
+    def at(seconds, *beats):
+        for heartbeat, number in zip(heartbeats, beats, strict=False):
+            heartbeat.beats += number
+        for heartbeat in heartbeats:
+            heartbeat.lost_ranks(seconds)
+        return [heartbeat.lost_ranks(seconds) for heartbeat in heartbeats]
 
-    return beats, at
+    return heartbeats, at
 
 
-@pytest.mark.parametrize("third", [9, 6])  # stages of a pipeline run ahead by different numbers of batches
-def test_a_rank_that_stays_behind_is_lost_and_one_that_waits_is_not(third, ranks):
+@pytest.mark.parametrize("third", [9, 6])  # pipeline stages run ahead by different numbers of batches
+def test_a_rank_that_stays_behind_is_lost_but_one_that_waits_is_not(third, ranks):
     _, at = ranks
-    assert at(1e6) == [[]] * 3  # who is equally far may compile, or wait for its turn, as long as it likes
+    assert at(1e6) == [[]] * 3  # ranks with equal progress may compile or wait for a turn without limit
     assert at(1e6 + 50, 9, 4, third) == [[]] * 3
-    assert at(1e6 + 150) == [[]] * 3  # since 50, not longer than it may
+    assert at(1e6 + 150) == [[]] * 3  # exactly 100 s after the last progress
     assert at(1e6 + 151) == [[1]] * 3
     assert at(1e6 + 152, 0, 1) == [[]] * 3
     assert at(1e6 + 252.5) == [[1]] * 3
 
 
-def test_it_is_named_and_ended_and_so_is_the_rank_that_waited(ranks, monkeypatch, tmp_path, capsys):
-    beats, at = ranks
+def test_a_lost_rank_is_named_and_killed_and_the_waiting_rank_ends(ranks, monkeypatch, tmp_path, capsys):
+    heartbeats, at = ranks
     hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         started = psutil.Process(hanging.pid).create_time()
-        beats[0].store.set("process-1", json.dumps([lost.socket.gethostname(), hanging.pid, started]))
+        heartbeats[0].store.set("process-1", json.dumps([lost.socket.gethostname(), hanging.pid, started]))
         at(1.0, 1)
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-        monkeypatch.setattr(os, "_exit", lambda code: (_ for _ in ()).throw(SystemExit(code)))
+        monkeypatch.setattr(os, "_exit", sys.exit)
         monkeypatch.setattr(lost.time, "sleep", lambda seconds: None)
         monkeypatch.setattr(lost.time, "monotonic", lambda: 200.0)
         at(2.0, 0, 0, 1)
         with pytest.raises(SystemExit) as caught:
-            beats[0]._watch()
+            heartbeats[0]._watch()
         assert caught.value.code == 1
         line = (
             "lost contact with another rank; rank 1 did not answer in time; see the log of that rank, or give it "
@@ -83,8 +85,8 @@ def test_it_is_named_and_ended_and_so_is_the_rank_that_waited(ranks, monkeypatch
 
 
 @pytest.mark.parametrize("device, ranks, starts", [("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False)])
-def test_gloo_says_itself_which_rank_is_lost_and_nccls_watchdog_comes_later(device, ranks, starts, monkeypatch):
-    """A rank that waits for all others is further than one that has not come there, as while it writes a checkpoint."""
+def test_only_gpu_ranks_have_a_heartbeat_and_nccls_timeout_is_longer(device, ranks, starts, monkeypatch):
+    """A rank also beats before it waits for all others, to be ahead of one that e.g. writes a checkpoint."""
     started, seen, groups = [], [], []
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: groups.append((backend, timeout)))
@@ -102,7 +104,7 @@ def test_gloo_says_itself_which_rank_is_lost_and_nccls_watchdog_comes_later(devi
     assert timeout == timedelta(seconds=60) if device == "cpu" else timeout > timedelta(seconds=65)
 
 
-def test_every_batch_of_training_and_evaluation_counts_whether_this_rank_has_its_logits_or_not():
+def test_every_training_and_evaluation_batch_beats_with_or_without_logits():
     batches, beats = [(torch.randn(4, 10, 1, 1), torch.tensor([0, 1, 2, 3]))] * 3, []
     model, config = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10, 10)), make_config()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -1,4 +1,4 @@
-"""Training by SLURM: what srun tells ranks; where SLURM is installed, real jobs of two nodes, both on this machine."""
+"""SLURM: srun's variables, comparisons on several nodes, and real jobs on a two-node test cluster on this machine."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from comparison.run import machine
 from comparison.run.machine import by_hand, find_nodes
 from tests.fixtures import PROJECT, child_environment, plan, small, wait_until
 
-TOLD = {
+SRUN = {
     **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"},
     **{"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"},
 }
@@ -35,11 +35,11 @@ LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_I
 # ---- a comparison on several nodes
 
 
-def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
+def test_only_rows_with_several_processes_use_several_nodes():
     rows = plan(nodes=[2], nproc=[2], batch_size=[64])
-    here = [name for name, row in rows.items() if row.nodes == 1]
-    assert here == ["single", "single-all-cores", "dp"]
-    assert all(row.launched == row.command for name, row in rows.items() if name in here)
+    local = [name for name, row in rows.items() if row.nodes == 1]
+    assert local == ["single", "single-all-cores", "dp"]
+    assert all(rows[name].launched == rows[name].command for name in local)
     for name in ("ddp", "fsdp", "pipeline", "accelerate"):
         row = rows[name]
         assert (row.nodes, row.tasks) == (2, 2) and "×4 on 2 nodes" in row.label and "--spawn" not in row.command
@@ -49,7 +49,7 @@ def test_rows_of_several_processes_go_over_the_nodes_and_the_others_stay():
     assert rows["pipeline"].stages == 4
 
 
-def test_a_ladder_over_nodes_is_a_sweep():
+def test_several_numbers_of_nodes_are_a_sweep():
     rows = plan(nodes=[1, 2], nproc=[1, 4], methods=[("single", {}), ("ddp", {})], gpus=4)
     assert {name: (row.nodes, row.nodes * row.tasks) for name, row in rows.items() if name != "single"} == {
         "ddp-nodes=1-nproc=1": (1, 1),
@@ -63,8 +63,8 @@ def test_a_ladder_over_nodes_is_a_sweep():
 
 
 @pytest.mark.parametrize("nodes, more", [("3", ""), ("1 3", "--dry-run")])
-def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes, more, planned, monkeypatch):
-    monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were asked"))
+def test_an_indivisible_batch_is_refused_before_any_node_is_used(nodes, more, planned, monkeypatch):
+    monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were used"))
     with pytest.raises(SuiteError, match="found 128 for 3 processes; type e.g. --batch-size 126 or 129 or 192"):
         planned(f"--nodes {nodes} --nproc 1 --methods single ddp --dataset synthetic-mnist {more}")
 
@@ -72,13 +72,13 @@ def test_a_batch_that_does_not_divide_is_refused_before_nodes_wait_for_it(nodes,
 @pytest.mark.parametrize(
     "total, processes, choices", [(48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")]
 )
-def test_totals_that_would_divide(total, processes, choices):
+def test_the_error_for_an_indivisible_total_suggests_others(total, processes, choices):
     with pytest.raises(SuiteError) as caught:
         per_process("--batch-size", total, processes)
     assert str(caught.value).endswith(f"type e.g. --batch-size {choices}")
 
 
-def test_what_to_type_without_slurm(capsys):
+def test_the_command_to_use_without_slurm():
     row = plan(nodes=[2], nproc=[4], methods=[("ddp", {})])["ddp"]
     script = f"{row.command[1]} "
     before, _, after = by_hand(row).partition(script)
@@ -110,7 +110,7 @@ MNIST = "node 2 of 2, data: mnist; found; type: "
         ("2", [(ALIKE,), (OTHER, ("data: cifar10", "note"))], "the nodes of the job are not alike; cores 8, 16; ask"),
     ],
 )
-def test_nodes_that_do_not_go_together(held, checks, message, monkeypatch, tmp_path):
+def test_bad_or_different_nodes_are_refused(held, checks, message, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", held)
     monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(*node) for node in checks])
     with pytest.raises(SuiteError) as caught:
@@ -118,7 +118,7 @@ def test_nodes_that_do_not_go_together(held, checks, message, monkeypatch, tmp_p
     assert message in str(caught.value)
 
 
-def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path):
+def test_allowed_unequal_nodes_are_all_described(monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     monkeypatch.setattr(machine, "_descriptions", lambda *_: [described(ALIKE), described(OTHER, ("cores", "bad"))])
     found = find_nodes(SimpleNamespace(nodes=[2], allow_unequal=True, dataset="mnist"), tmp_path)
@@ -126,7 +126,7 @@ def test_unequal_nodes_that_are_allowed_are_all_described(monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize("file, status", [("there", None), ("missing", "bad")])
-def test_a_directory_that_another_machine_does_not_see_is_bad(file, status, project, tmp_path):
+def test_a_directory_not_shared_between_machines_is_bad(file, status, project, tmp_path):
     (tmp_path / "there").touch()
     flags = ("--output-dir", tmp_path, "--sees", tmp_path / file)
     (line,) = project("-m common.programs.check --json", *flags, tiny=False).stdout.splitlines()
@@ -175,9 +175,9 @@ def free_ports(number):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """Run a SLURM command: cluster("srun", "--nodes=2", …) → what it printed. Two nodes, n1 and n2, both this machine.
+    """A SLURM cluster of two nodes, n1 and n2, both on this machine.
 
-    cluster.place: where its processes write who they are.
+    cluster("srun", "--nodes=2", …) runs a command and returns its output. cluster.place: the directory of PID files.
     """
     if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
         pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
@@ -209,7 +209,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def slurm(cluster):
-    """The cluster; what a failed test leaves there is printed, then taken away, so that the next test begins anew."""
+    """The cluster. After a failed test, the remaining jobs are printed and cancelled."""
     yield cluster
     if cluster("squeue", "-h"):
         for command in ("squeue", "sinfo -N -l", "sinfo -R", "scontrol show job"):
@@ -217,7 +217,7 @@ def slurm(cluster):
     cluster("scancel", "--user=root")
     wait_until(lambda: not cluster("squeue", "-h"), 90)
     for node in ("n1", "n2"):
-        cluster("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # needed by a drained one alone
+        cluster("scontrol", "update", f"NodeName={node}", "State=RESUME", check=False)  # only needed if drained
     all_idle(cluster)
 
 
@@ -226,7 +226,7 @@ def all_idle(slurm):
 
 
 def gone(data_root):
-    """Wait until no process has this in its command line."""
+    """Wait until no process has this path in its command line."""
 
     def commands():
         return str([process.info["cmdline"] for process in psutil.process_iter(["cmdline"])])
@@ -243,10 +243,10 @@ def submit(slurm, directory, script, *flags):
     return slurm(*SBATCH, *named, f"cluster/{script}.sbatch", *flags).split(";")[0].strip()
 
 
-def begin_again(slurm, job):
-    """Start a job that was requeued, for which SLURM waits for two minutes.
+def restart(slurm, job):
+    """Start a requeued job after five seconds instead of SLURM's two minutes.
 
-    Five seconds, not at once: nodes refuse a job that they ended in the same second ("already killed, do not launch").
+    Nodes refuse a job that they ended within the same second ("already killed, do not launch").
     """
     wait_until(lambda: state(slurm, job) == "PENDING", 90)
     all_idle(slurm)
@@ -258,7 +258,7 @@ def state(slurm, job):
 
 
 @pytest.mark.slow
-def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_ends_as_ddp(slurm, train, data_root, tmp_path):
+def test_a_cancelled_job_cleans_up_and_a_requeued_one_gives_the_weights_of_ddp(slurm, train, data_root, tmp_path):
     files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
     flags = small(RESIDENT, data_root, "--epochs", 3, *files)
     log = tmp_path / "log"
@@ -272,7 +272,7 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_ends_as_ddp(slurm, tr
     job = submit(slurm, tmp_path, "train", *flags)
     wait_until(lambda: log.exists() and "Epoch [1/3]" in log.read_text(), 60)
     slurm("scontrol", "requeue", job)
-    begin_again(slurm, job)
+    restart(slurm, job)
     wait_until(lambda: not state(slurm, job), 120)
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["status"] == "ok" and len(result["epochs"]) == 3 and result["world_size"] == 2
@@ -283,7 +283,7 @@ def test_a_cancelled_job_leaves_nothing_and_a_requeued_one_ends_as_ddp(slurm, tr
 
 
 def kill_node(slurm, node):
-    """End all of a node at once, as if its power were gone."""
+    """Kill all processes of a node at once, like a power failure."""
     daemon = psutil.Process(int((slurm.place / f"slurmd.{node}.pid").read_text()))
     tasks = []
     for process in psutil.process_iter():
@@ -298,8 +298,8 @@ COMPARE = "compare", *"--nproc 1 --device cpu --methods single ddp accelerate --
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dies", [False, True], ids=["it was requeued", "a node died"])
-def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_path):
+@pytest.mark.parametrize("dies", [False, True], ids=["requeued", "a node died"])
+def test_a_comparison_on_two_nodes_continues_after_an_interruption(dies, slurm, data_root, tmp_path):
     job, log = submit(slurm, tmp_path, *COMPARE, *small(RESIDENT, data_root, "--epochs", 2)), tmp_path / "log"
     wait_until(lambda: log.exists() and "[1/6]" in log.read_text(), 240)
     if dies:
@@ -310,13 +310,13 @@ def test_a_comparison_over_two_nodes_goes_on_after(dies, slurm, data_root, tmp_p
     gone(data_root)
     if dies:
         slurm("slurmd", "-N", "n2")
-    begin_again(slurm, job)
+    restart(slurm, job)
     wait_until(lambda: not state(slurm, job), 400)
     report = read_results(tmp_path / "out" / "results.json")
     assert [(outcome.status, outcome.result.world_size) for outcome in report.outcomes] == [
         ("ok", 1 if outcome.configuration == "single" else 2) for outcome in report.outcomes
     ]
     assert len(report.outcomes) >= 6 and not report.in_turns
-    assert re.search("of which [1-5] are kept", log.read_text())  # until a node's silence is noticed, others go on
+    assert re.search("of which [1-5] are kept", log.read_text())  # others run until a dead node is noticed
     assert len(report.environment["nodes"]) == 2 and "DDP ×2 on 2 nodes, gloo" in log.read_text()
     gone(data_root)
