@@ -22,7 +22,7 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
-from comparison.show import figures, plots, remarks, tables
+from comparison.show import detail_tables, figures, plots, remarks, tables
 from comparison.show.diff import describe_difference
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_html, write_markdown
@@ -134,7 +134,7 @@ def test_models_are_swept_within_their_batch_and_batches_within_their_model():
     assert [[entry.label for entry in sweep.rows] for sweep in swept.sweeps if sweep.name == "model"] == [
         [f"SINGLE (model {model}, batch size {size})" for model in ("lenet", "mlp")] for size in (64, 128)
     ]
-    names = [cells(table)[0][0] for table in tables.sweep_tables(swept, "simple")[2:]]
+    names = [cells(table)[0][0] for table in detail_tables.sweep_tables(swept, "simple")[2:]]
     assert names == ["SINGLE (model lenet)", "SINGLE (model mlp)"]
     assert any(text.startswith("Sweep of batch size, “SINGLE (model mlp)”: ") for text in verdict(swept))
 
@@ -171,7 +171,7 @@ def test_another_baseline():
 
 def test_bars_in_a_cell_do_not_end_it():
     report = full_report()
-    for table in (main_table(report, "github"), tables.settings_table(report, "github")):
+    for table in (main_table(report, "github"), detail_tables.settings_table(report, "github")):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
     assert r"max \|Δ parameter\|" in main_table(report, "github")
 
@@ -313,7 +313,7 @@ def test_a_step_takes_as_long_as_the_slowest_of_devices_loader_and_cores(row, va
 
 def test_of_gpus_the_cores_only_feed_them_and_a_given_speed_is_all_of_the_link():
     analysis = projected(ON_GPUS, cores=1)
-    assert cells(tables.projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
+    assert cells(detail_tables.projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
     assert "(power, host cores)" in told(analysis)
     planned = configuration("single", device="gpu", threads=1)
     given = projected((planned, runs("single")), link_gbps=80.0, loader={**LOADER, "num_workers": 0})
@@ -328,7 +328,7 @@ def test_the_projection_begins_with_what_one_device_was_measured_to_take():
     assert second.epoch_seconds == pytest.approx(0.4) and second.speed_up == pytest.approx(50 / (1.25 * 24 + 10))
     assert (second.measured_seconds, second.error) == (pytest.approx(0.5), pytest.approx(-0.2))
     assert third.epoch_seconds == pytest.approx(0.3375) and third.measured_seconds is None  # 1.25 x 15 + 15 ms
-    table = tables.projection_table(analysis, "simple")
+    table = detail_tables.projection_table(analysis, "simple")
     assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
     for text in (
         *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 training ranks"),

@@ -9,10 +9,10 @@ from comparison.record import Equivalence
 from comparison.rows import Foreign
 from comparison.show import verdict as words
 from comparison.show.advice import recommendations as advised
+from comparison.show.detail_tables import sweep_tables
 from comparison.show.diff import describe_difference
 from comparison.show.sections import sections
 from comparison.show.sentences import tell
-from comparison.show.tables import sweep_tables
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 

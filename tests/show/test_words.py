@@ -22,13 +22,13 @@ from comparison.words import (
     catalogue,
     count,
     join,
-    key_of,
     named,
-    places_of,
+    placeholders,
     render,
     say,
     speaking,
     translations,
+    without_formats,
 )
 from tests.fixtures import PROJECT
 from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps
@@ -67,9 +67,9 @@ def templates():
                 nouns.add((*(argument.value for argument in node.args[1:]), "s")[:2])
             if isinstance(node, ast.Assign) and "template" in getattr(node.targets[0], "id", "").lower():
                 found |= {*texts(node.value)}
-            if file.stem in ("tables", "sections") and isinstance(node, ast.Dict):  # headings
+            if file.stem in ("tables", "detail_tables", "sections") and isinstance(node, ast.Dict):  # headings
                 found |= {text for heading in node.keys if heading for text in texts(heading)}
-    return {*map(key_of, found)} | {f"{{n}} {noun}{end}" for noun, plural in nouns for end in ("", plural)}
+    return {*map(without_formats, found)} | {f"{{n}} {noun}{end}" for noun, plural in nouns for end in ("", plural)}
 
 
 def small(text):
@@ -82,7 +82,7 @@ def test_every_template_has_its_chinese_and_no_chinese_is_left_over():
     assert not {text for text in worded if text not in known and small(text) not in known} - {"GPU", "ok"}
     assert not {text for text in TABLES["sentences"] if not {text, text[:1].upper() + text[1:]} & said}
     for english, chinese in known.items():
-        assert {*places_of(chinese)} <= {*places_of(english)}, english
+        assert {*placeholders(chinese)} <= {*placeholders(english)}, english
 
 
 @pytest.mark.parametrize(
