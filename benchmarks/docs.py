@@ -29,16 +29,8 @@ from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
-from comparison.show.tables import (
-    accuracy,
-    before_table,
-    lay_out,
-    main_rows,
-    memory_table,
-    projection_table,
-    sweep_tables,
-    table_of,
-)
+from comparison.show.detail_tables import before_table, memory_table, projection_table, sweep_tables
+from comparison.show.tables import accuracy, lay_out, main_rows, table_of
 from comparison.show.terminal import terminal_text
 
 HIDDEN = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Relative time [95%]", "Total time (s)")  # in report.md

@@ -1,4 +1,4 @@
-"""Chromium without a window, told what to do through a pipe, in its DevTools protocol."""
+"""A headless Chromium that is controlled through a pipe with the DevTools protocol."""
 
 import base64
 import fcntl
@@ -12,25 +12,25 @@ from pathlib import Path
 
 import pytest
 
-needs_chromium = pytest.mark.skipif(not shutil.which("chromium"), reason="there is no chromium")
+needs_chromium = pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync "
     "--no-first-run --hide-scrollbars --remote-debugging-pipe"
 )
 KEYS = {"Tab": 9, "Enter": 13, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
-PATIENCE = 60  # seconds for an answer
+TIMEOUT = 60  # seconds
 
 
 class Browser:
-    """One tab of Chromium; errors: what went wrong in its pages' scripts."""
+    """One tab of Chromium. errors: exceptions thrown by the scripts of its pages."""
 
     def __init__(self, profile: Path):
-        (ask, self._ask), (self._told, told) = os.pipe(), os.pipe()
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (ask, told)]  # none of them 3 or 4
+        (commands, self._commands), (self._messages, messages) = os.pipe(), os.pipe()
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, messages)]  # not 3 or 4
         command = f'exec chromium {FLAGS} --user-data-dir="$0" about:blank 3<&{ends[0]} 4>&{ends[1]}'
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._process = subprocess.Popen(["bash", "-c", command, profile], pass_fds=ends, **quiet)
-        for end in (ask, told, *ends):
+        for end in (commands, messages, *ends):
             os.close(end)
         self._number, self._rest, self._tab, self.errors = 0, b"", {}, []
         (tab,) = (one for one in self.do("Target.getTargets")["targetInfos"] if one["type"] == "page")
@@ -42,50 +42,51 @@ class Browser:
     def close(self):
         self._tab = {}
         self.do("Browser.close")
-        self._process.wait(PATIENCE)
-        os.close(self._ask)
-        os.close(self._told)
+        self._process.wait(TIMEOUT)
+        os.close(self._commands)
+        os.close(self._messages)
 
     def do(self, method: str, **values) -> dict:
-        """Return what the browser answers to a command."""
+        """Send a DevTools command, and return its result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": values, **self._tab}
-        os.write(self._ask, json.dumps(message).encode() + b"\0")
-        answer = self._until(lambda told: told.get("id") == self._number)
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        answer = self._until(lambda message: message.get("id") == self._number)
         assert "error" not in answer, (method, answer)
         return answer["result"]
 
     def _until(self, wanted):
+        """Read messages until one is wanted, and return it."""
         while True:
             while b"\0" not in self._rest:
-                assert select.select([self._told], [], [], PATIENCE)[0], "the browser says nothing"
-                more = os.read(self._told, 2**20)
+                assert select.select([self._messages], [], [], TIMEOUT)[0], "the browser does not answer"
+                more = os.read(self._messages, 2**20)
                 assert more, "the browser has ended"
                 self._rest += more
-            message, _, self._rest = self._rest.partition(b"\0")
-            told = json.loads(message)
-            if told.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(told["params"]["exceptionDetails"])
-            if wanted(told):
-                return told
+            text, _, self._rest = self._rest.partition(b"\0")
+            message = json.loads(text)
+            if message.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(message["params"]["exceptionDetails"])
+            if wanted(message):
+                return message
 
     def open(self, page: Path, width: int, dark: bool = False):
-        """Show a page in a window so many pixels wide."""
+        """Load a page in a window `width` pixels wide."""
         self.do("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.do("Emulation.setEmulatedMedia", features=[theme])
         self.point(0, 0)
         self.do("Page.navigate", url=page.as_uri())
-        self._until(lambda told: told.get("method") == "Page.loadEventFired")
+        self._until(lambda message: message.get("method") == "Page.loadEventFired")
 
     def ask(self, expression: str):
-        """Return what an expression of JavaScript is in the page."""
+        """Evaluate a JavaScript expression in the page."""
         answer = self.do("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def middle(self, selector: str) -> tuple[float, float]:
-        """Scroll to an element; return the place of its middle in the window."""
+        """Scroll to an element, and return the position of its center in the window."""
         return tuple(
             self.ask(f"""(() => {{ const part = document.querySelector({json.dumps(selector)});
             part.scrollIntoView({{block: "center"}}); const box = part.getBoundingClientRect();
@@ -118,11 +119,11 @@ class Browser:
         file.write_bytes(base64.b64decode(shot["data"]))
 
     def print_to(self, file: Path) -> int:
-        """Write the page as a PDF; return on how many pages."""
+        """Write the page as a PDF, and return the number of pages."""
         file.write_bytes(base64.b64decode(self.do("Page.printToPDF", preferCSSPageSize=True)["data"]))
         return len(re.findall(rb"/Type\s*/Page\b", file.read_bytes()))
 
     def roles(self) -> list[tuple[str, str]]:
-        """Return (role, name) of all that a screen reader meets."""
+        """Return (role, name) of every node of the accessibility tree."""
         nodes = [node for node in self.do("Accessibility.getFullAXTree")["nodes"] if not node["ignored"]]
         return [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes]

@@ -1,4 +1,4 @@
-"""What to use on this machine, and what to do next."""
+"""The recommendation, and what to do next."""
 
 import math
 from collections.abc import Iterator
@@ -18,40 +18,42 @@ from comparison.plan.tips import SAME, UNKNOWN, effect_of
 from comparison.show.sentences import as_fast, mebibytes, quoted, seconds, sentence, tell
 from comparison.words import count, join, say
 
-# Causes whose sentences say what to do, and how many times as many runs halve an interval.
-ADVISED, HALVES = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data"), 4
+# Causes whose sentences contain advice.
+ADVISED = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data")
+HALVING = 4  # times as many runs halve an interval
 
 
 def recommendations(analysis: Analysis) -> list[str]:
-    """Return what to use here, a paragraph for each model and batch."""
+    """Return the recommendation as a paragraph for each model and batch size."""
     return [join(" ", sentences) for sentences in recommended(analysis)]
 
 
 def recommended(analysis: Analysis) -> list[list[str]]:
-    """Return what to use here, for each model and batch, sentence by sentence."""
-    told: list[list[str]] = []
+    """Return the recommendation as a list of sentences for each model and batch size."""
+    if len(analysis.rows) == 1 and analysis.report.only_scripts:
+        return []
+    if analysis.decisions[0].kind == "not measured" and (analysis.sweeps or analysis.pairs[BEFORE]):
+        return []
+    paragraphs: list[list[str]] = []
     for decision in analysis.decisions:
-        if len(analysis.rows) == 1 and analysis.report.only_scripts:
-            continue
-        if decision.kind != "not measured" or not (analysis.sweeps or analysis.pairs[BEFORE]):
-            first, *others = _recommend(analysis, decision)
-            words = say("Recommendation: {words}", words=first)
-            where = decision.trained
-            told.append([say("For {trained}: {words}", trained=where, words=words) if where else words, *others])
-    return told
+        first, *others = _recommend(analysis, decision)
+        words = say("Recommendation: {words}", words=first)
+        if decision.trained:
+            words = say("For {trained}: {words}", trained=decision.trained, words=words)
+        paragraphs.append([words, *others])
+    return paragraphs
 
 
 def in_short(analysis: Analysis) -> list[str]:
-    """Return what to use; of several models and batches, a line for each."""
-    told = recommended(analysis)
-    if len(told) < 2:
-        return [words for sentences in told for words in sentences]
+    """Return the sentences of a single recommendation, or a line for each of several."""
+    paragraphs = recommended(analysis)
+    if len(paragraphs) < 2:
+        return [words for sentences in paragraphs for words in sentences]
     lines: list[str] = [say("Recommendations:")]
-    for decision, sentences in zip(analysis.decisions, told, strict=True):
-        best, other = decision.best, _proved_slower(decision) if decision.kind == "use" else None
-        words = sentences[0]
-        if other:
-            words = say("“{row}”, {fast}.", row=best.label, fast=_faster_than(decision, other))
+    for decision, sentences in zip(analysis.decisions, paragraphs, strict=True):
+        words, slower = sentences[0], _proved_slower(decision) if decision.kind == "use" else None
+        if slower:
+            words = say("“{row}”, {fast}.", row=decision.best.label, fast=_faster_than(decision, slower))
         lines.append(words)
     return lines
 
@@ -65,8 +67,10 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if kind == "few runs":
         fewest = count(min(entry.summary.runs for entry in decision.rows), "run")
         return [sentence("few runs", runs=fewest, row=best.label, time=_times(analysis, decision, best))]
+    if kind == "all cores":
+        return [sentence("no answer: all cores"), *_fastest(analysis, decision)]
     if kind != "use":
-        return [sentence(f"no answer: {kind}"), *_fastest(analysis, decision)]
+        return [sentence(f"no answer: {kind}")]
     answer = [_use(analysis, decision)]
     if decision.tied:
         simplest = decision.simplest
@@ -92,13 +96,13 @@ def _reasons(analysis, decision, names):
 
 
 def _proved_slower(decision):
-    """The row to say how much faster the one to use is: the baseline, or the next, if it is proved to be slower."""
+    """A row proved slower than the recommended one, to compare it with: the baseline if possible, or the fastest."""
     slower = [entry for entry in decision.rows if entry not in (decision.best, *decision.tied)]
-    return next((entry for entry in slower if entry.is_baseline), next(iter(slower), None))
+    baselines = [entry for entry in slower if entry.is_baseline]
+    return next(iter([*baselines, *slower]), None)
 
 
 def _use(analysis, decision):
-    """Which row to use, how long it takes, and how many times as fast as another that is."""
     best, other = decision.best, _proved_slower(decision)
     time = _times(analysis, decision, best, other)
     if not other:
@@ -112,19 +116,17 @@ def _faster_than(decision, other):
 
 
 def _fastest(analysis, decision):
-    """Which row is the fastest of those that could be compared, where that is not enough for a recommendation."""
-    if decision.kind != "all cores":
-        return []
+    """The fastest row measured, where a missing row prevents a recommendation."""
     first, *others = decision.rows
     time = _times(analysis, decision, first)
-    told = [say("Of the rows measured, “{row}” is the fastest: {time}.", row=first.label, time=time)]
+    sentences = [say("Of the rows measured, “{row}” is the fastest: {time}.", row=first.label, time=time)]
     if tied := [entry.label for entry in others if not decision.ratios[entry.name].decided]:
-        told.append(say("It is statistically tied with {rows}.", rows=quoted(tied)))
-    return told
+        sentences.append(say("It is statistically tied with {rows}.", rows=quoted(tied)))
+    return sentences
 
 
 def _times(analysis, decision, entry, other=None):
-    """How long a row takes for that by which it was decided, beside another."""
+    """The time that decides, of a row and, if given, of another: "1.00 s instead of 2.00 s per epoch"."""
     kind, means, settings = decision.wall_time.kind, decision.wall_time.means, analysis.report.settings
     what: str = say("per 1,000 samples")
     if kind == PER_EPOCH and settings["max_steps"]:
@@ -141,7 +143,7 @@ def _times(analysis, decision, entry, other=None):
 
 
 def _unequal(analysis):
-    """How fast the rows are that were let run although they are unequal; nothing if none."""
+    """The speed-ups of rows with unequal settings (--allow-unequal), or an empty string if there are none."""
     rows = []
     for entry in analysis.rows:
         if entry.standing.speed_up and entry.standing.unequal:
@@ -155,12 +157,12 @@ def _unequal(analysis):
 
 
 def next_step(analysis: Analysis) -> list[str]:
-    """Return the most valuable thing to do next, if there is one."""
+    """Return the most useful next step, if there is one."""
     return [say("Next: {words}", words=words) for words in islice(_steps(analysis), 1)]
 
 
 def possible(analysis: Analysis) -> list[str]:
-    """Return in a sentence what else the machine could do with the row to use, if any option is proved to help."""
+    """Return a sentence about options that are proved to make the recommended row faster, if there are any."""
     best = best_tip(analysis.tips)
     if not best or not best.ratio:
         return []
@@ -175,15 +177,15 @@ def possible(analysis: Analysis) -> list[str]:
 
 
 def _steps(analysis: Analysis) -> Iterator[str]:
-    """What to do next, the most valuable first."""
+    """Yield possible next steps, the most useful first."""
     report, decisions = analysis.report, analysis.decisions
     for entry in analysis.rows:
         check = report.equivalence.get(entry.name)
         if check and check.status == "failed" and check.difference is not None:
             yield say("fix “{row}”: its weights are not those of the baseline.", row=entry.label)
-    noisy = [row.foreign for row in report.rows if row.disturbed]
-    if noisy:
-        most = max(noisy, key=lambda foreign: foreign.share)
+    disturbed = [row.foreign for row in report.rows if row.disturbed]
+    if disturbed:
+        most = max(disturbed, key=lambda foreign: foreign.share)
         yield say("other programs {what}; close them, and run the same command again.", what=most.words)
     if len(report.outcomes) < len(report.order):
         yield say("run the same command with --resume to measure the rest.")
@@ -197,15 +199,18 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         yield from _to_decide(analysis, decision)
     parallel = fastest_parallel(analysis)
     for entry in [*(decision.best for decision in decisions if decision.best), *parallel[:1]]:
-        causes = [tell(cause) for cause in entry.causes if cause.kind in ADVISED]
-        yield from (say("{row}: {words}", row=entry.label, words=words) for words in causes)
-    remedies = {} if report.settings.get("prove") or report.only_scripts else _causes_to_prove(analysis)
-    slow = [row for row in parallel if row.name in remedies and not any(row in decision.tied for decision in decisions)]
-    yield from (sentence("prove", row=row.label, cause=remedies[row.name]) for row in slow)
+        for cause in entry.causes:
+            if cause.kind in ADVISED:
+                yield say("{row}: {words}", row=entry.label, words=tell(cause))
+    if not report.settings.get("prove") and not report.only_scripts:
+        causes = _causes_to_prove(analysis)
+        for entry in parallel:
+            if entry.name in causes and not any(entry in decision.tied for decision in decisions):
+                yield sentence("prove", row=entry.label, cause=causes[entry.name])
 
 
 def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
-    """What to type for a recommendation, or for one that excludes more."""
+    """Yield what to type to get a recommendation, or one with fewer ties and exclusions."""
     kind, best, settings = decision.kind, decision.best, analysis.report.settings
     if kind in ("all cores", "own batches", "few runs"):
         yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
@@ -225,14 +230,14 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     if kind == "use" and best.row.configuration.what_if:
         yield say("make the change “{row}” in your script; the report says how.", row=best.label)
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
-        yield sentence("more runs", n=HALVES * best.summary.runs, m=best.summary.runs)
-    for name in [name for name, why in decision.out.items() if why.startswith(NOT_SHOWN)]:
-        label = next(entry.label for entry in analysis.rows if entry.name == name)
-        yield say("add --check-maths or more --repeats: “{row}” may turn out to learn as much.", row=label)
+        yield sentence("more runs", n=HALVING * best.summary.runs, m=best.summary.runs)
+    for entry in analysis.rows:
+        if decision.out.get(entry.name, "").startswith(NOT_SHOWN):
+            yield say("add --check-maths or more --repeats: “{row}” may turn out to learn as much.", row=entry.label)
 
 
 def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
-    """Return the parallel rows, and somebody's scripts, whose steps are accounted for, the fastest first."""
+    """Return the parallel rows and the user's scripts that have an account of a step, the fastest first."""
     rows = [
         entry
         for entry in analysis.rows
@@ -248,11 +253,12 @@ def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
 
 
 def _causes_to_prove(analysis):
-    """By a row's name, its cause that --prove can take away, where the report names that cause."""
-    told = {entry.name: {cause.kind for cause in entry.causes} for entry in analysis.rows}
-    return {one.row.name: one.cause for one in find_remedies(analysis) if one.cause in told[one.row.name]}
+    """For each row name, the reported cause that --prove can remove."""
+    reported = {entry.name: {cause.kind for cause in entry.causes} for entry in analysis.rows}
+    remedies = find_remedies(analysis)
+    return {remedy.row.name: remedy.cause for remedy in remedies if remedy.cause in reported[remedy.row.name]}
 
 
 def told_apart(ratio: Ratio) -> bool:
-    """Whether a ratio of two equal rows claims a difference that cannot be there."""
+    """Return whether a ratio of two identical rows claims a difference."""
     return not ratio.disturbed and ratio.low is not None and not ratio.low <= 1 <= ratio.high

@@ -1,4 +1,4 @@
-"""report.html, one file: the answer, a table that sorts, every raw time, phases and timeline by row, and details."""
+"""report.html, a single file: recommendation, sortable table, every raw time, phases and timeline by row, details."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from common.files.writing import write_text
 from common.words import printable
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
-from comparison.show import advice, step_plots, tables, verdict
+from comparison.show import advice, plots, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
@@ -22,17 +22,17 @@ from comparison.show.sentences import seconds_of_thousand
 from comparison.words import join, render, say, spoken
 
 TEMPLATE = Path(__file__).with_name("page.html")
-LINKED = ("phases.png", "timeline.png")  # the page draws these itself, row by row
-SAFE = " !$)*,/:;=?@"  # what an address in an attribute may hold besides letters and digits
-FINEST = 0.001  # of a timeline's width: what is no further apart is drawn as one
+DRAWN_BY_PAGE = ("phases.png", "timeline.png")
+SAFE = " !$)*,/:;=?@"  # characters that need no quoting in a data URL
+FINEST = 0.001  # share of the timeline: spans with smaller gaps are merged
 
 
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
-    """Write report.html. figures: PNG files; the SVG files beside them are put into it."""
+    """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
-    environment.filters["prose"] = _prose
-    warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in LINKED]
+    filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
+    environment.filters |= {**filters, "prose": _prose}
+    warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
         report=analysis.report,
@@ -53,17 +53,19 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
 
 
 def _rows(analysis):
-    """(place in the table of answers, row) of every row whose time says something, in that order."""
+    """(index in the table of answers, row) for every row that was timed."""
     rows = enumerate(tables.fastest_first(analysis))
     return [(place, entry) for place, entry in rows if entry.row.results and not entry.row.simulated]
 
 
 def _times(analysis):
-    """The seconds of every timed epoch, a script's for 1,000 samples: a heading; the most; by row its place, label,
-    mean, what to say of a time, and (seconds, block, epoch) of each, by seconds."""
+    """The seconds of every timed epoch, or of 1,000 samples of a script.
+
+    rows: (index, label, mean, template of a tooltip, sorted (seconds, block, epoch)).
+    """
     heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean")
     template = "{row}, block {n}, epoch {m}: {x} s"
-    if scripts := analysis.report.only_scripts:  # whose slices are not equally long
+    if scripts := analysis.report.only_scripts:  # slices differ in length
         heading = say("Seconds per 1,000 samples of every timed slice; line: geometric mean")
         template = "{row}, block {n}, slice {m}: {x} s per 1,000 samples"
     rows = []
@@ -74,32 +76,23 @@ def _times(analysis):
                 seconds = epoch.train_seconds * (1000 / epoch.samples if scripts else 1)
                 dots.append((seconds, outcome.block, epoch.epoch))
         mean = seconds_of_thousand(entry) if scripts else entry.summary.epoch_seconds
-        words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # which the page fills in
+        words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # filled in by the page
         rows += [(place, entry.label, mean, words, sorted(dots))] if dots else []
     return {"heading": heading, "rows": rows, "most": max((dots[-1][0] for *_, dots in rows), default=1.0)}
 
 
 def _phases(analysis):
-    """What the rows' phases show, in what unit, the names; by row: its place, label, (milliseconds, ideal) of each."""
-    names, rows = step_plots.phases_shown(analysis), _rows(analysis)
-    inside = [
-        entry.label
-        for _, entry in rows
-        if entry.rivals_baseline
-        and len(entry.row.results[0].devices) > 1
-        and "exchange" not in entry.summary.phases.known
-    ]
-    found = [
-        (
-            place,
-            entry.label,
-            [(entry.summary.phases.known.get(name), step_plots.ideal_phase(analysis, entry, name)) for name in names],
-        )
-        for place, entry in rows
-    ]
+    """The phases of each row. rows: (index, label, [(milliseconds, ideal) for each of names])."""
+    names, found, inside = plots.phases_shown(analysis), [], []
+    for place, entry in _rows(analysis):
+        known = entry.summary.phases.known
+        cells = [(known.get(name), plots.ideal_phase(analysis, entry, name)) for name in names]
+        found.append((place, entry.label, cells))
+        if entry.rivals_baseline and len(entry.row.results[0].devices) > 1 and "exchange" not in known:
+            inside.append(entry.label)
     return {
-        "finding": step_plots.phase_finding(analysis),
-        "unit": step_plots.phase_unit(analysis),
+        "finding": plots.phase_finding(analysis),
+        "unit": plots.phase_unit(analysis),
         "names": names,
         "rows": found if names else [],
         "longest": max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0),
@@ -109,60 +102,61 @@ def _phases(analysis):
 
 
 def _timeline(analysis):
-    """What the traced rows show, the colors of what is in it; by row: its place, label, and (rank, lane, paths)."""
+    """The timelines of the traced rows. rows: (index, label, [(rank, lane, paths)]); key: colors by name."""
     traced = analysis.report.timelines
     rows = [(place, entry, traced[entry.name]) for place, entry in _rows(analysis) if traced.get(entry.name)]
     end = max((span.end for *_, spans in rows for span in spans), default=1.0)
     lanes = [(place, entry.label, list(_lanes(spans, end))) for place, entry, spans in rows]
-    found = {name: color for *_, own in lanes for *_, paths in own for name, color, _ in paths}
-    used = {name: found[name] for name in (*PHASES, *found) if name in found}
-    finding = step_plots.waiting_finding({entry.label: spans for _, entry, spans in rows}) if rows else ""
-    return {"finding": finding, "key": used, "rows": lanes, "end": end}
+    colors = {name: color for *_, own in lanes for *_, paths in own for name, color, _ in paths}
+    key = {name: colors[name] for name in (*PHASES, *colors) if name in colors}  # phases in their order first
+    finding = plots.waiting_finding({entry.label: spans for _, entry, spans in rows}) if rows else ""
+    return {"finding": finding, "key": key, "rows": lanes, "end": end}
 
 
 def _lanes(spans: Sequence[Span], end: float) -> Iterator[tuple[int, str, list[tuple[str, str, str]]]]:
-    """Yield (rank, lane, (name, color, path) of what is in it), in a drawing that is 1000 wide and 1 high."""
+    """Yield (rank, lane, [(name, color, SVG path)]) in a drawing that is 1000 wide and 1 high."""
     for rank, lane in sorted({(span.rank, span.lane) for span in spans}, key=lambda one: (one[0], one[1] != "step")):
-        parts: dict[tuple[str, str], list[list[float]]] = {}
-        for span in sorted((one for one in spans if (one.rank, one.lane) == (rank, lane)), key=lambda one: one.start):
-            runs = parts.setdefault(_look(span), [[span.start, span.end]])
-            if span.start - runs[-1][1] <= FINEST * end:
-                runs[-1][1] = max(runs[-1][1], span.end)
+        intervals: dict[tuple[str, str], list[list[float]]] = {}
+        own = [span for span in spans if (span.rank, span.lane) == (rank, lane)]
+        for span in sorted(own, key=lambda span: span.start):
+            merged = intervals.setdefault(_name_and_color(span), [[span.start, span.end]])
+            if span.start - merged[-1][1] <= FINEST * end:
+                merged[-1][1] = max(merged[-1][1], span.end)
             else:
-                runs.append([span.start, span.end])
-        blocks = {
-            look: [(1000 * begin / end, 1000 * (stop - begin) / end) for begin, stop in runs]
-            for look, runs in parts.items()
-        }
-        paths = {look: "".join(f"M{x:.1f} 0h{w:.2f}v1h-{w:.2f}z" for x, w in own) for look, own in blocks.items()}
-        yield rank, lane, [(*look, path) for look, path in paths.items()]
+                merged.append([span.start, span.end])
+        yield rank, lane, [(*look, _path(merged, 1000 / end)) for look, merged in intervals.items()]
 
 
-def _look(span):
-    """The name and the color of a span."""
+def _path(intervals, scale):
+    """An SVG path with a box of height 1 for each interval."""
+    boxes = [(scale * start, scale * (stop - start)) for start, stop in intervals]
+    return "".join(f"M{x:.1f} 0h{width:.2f}v1h-{width:.2f}z" for x, width in boxes)
+
+
+def _name_and_color(span):
     if span.lane == "step":
-        return span.name, PHASES[span.name].color if span.name in PHASES else PHASES["rest"].color
+        return span.name, PHASES[span.name if span.name in PHASES else "rest"].color
     return BETWEEN_RANKS if span.lane == "link" else (ON_A_GPU[0], "currentColor")
 
 
 def _embed(file):
-    """An SVG file as an address, in three quarters of the characters that base64 takes."""
+    """The SVG file of a figure as a data URL, quoted rather than base64, which would be a third longer."""
     svg = " ".join(file.with_suffix(".svg").read_text(encoding="utf-8").split())
     return Markup(f"data:image/svg+xml,{quote(svg, safe=SAFE)}")
 
 
 def _scoped(table):
-    """A table as tabulate made it, that says which of its cells are headings of what."""
+    """Add scopes to the heading cells of a table made by tabulate."""
     headed = re.sub(r"<th\b(?!ead)", '<th scope="col"', table)
     return re.sub(r"<tr><td(.*?)</td>", r'<tr><th scope="row"\1</th>', headed)
 
 
 def _prose(text):
-    """A text whose flags are not broken, nor a number from its unit."""
+    """A text without line breaks inside flags or between a number and its unit."""
     kept = re.sub(r"(?<=\d) (?=(?:ms|s|MiB|±)(?!\w))|(?<=±) ", "\N{NO-BREAK SPACE}", render(text))
     return Markup(re.sub(r"--[a-z][a-z-]*", r'<span class="flag">\g<0></span>', str(escape(kept))))
 
 
 def _whole(cell):
-    """A text whose intervals and deviations are not broken into two lines."""
+    """A text without line breaks inside intervals and deviations."""
     return re.sub(r"\[\S+, \S+\]| ± ", lambda interval: interval[0].replace(" ", "\N{NO-BREAK SPACE}"), cell)

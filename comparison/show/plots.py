@@ -1,4 +1,4 @@
-"""The figures of whole rows: speed-up, memory, what they learn."""
+"""The figures of rows: speed-up, memory, accuracy, phases of a step, and timelines."""
 
 import math
 import statistics
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from common.files.plots import new_figure, new_panels
+from common.files.plots import draw_timeline, new_figure, new_panels
+from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
@@ -16,13 +17,14 @@ from comparison.rows import Row
 from comparison.show.sentences import mebibytes
 from comparison.words import count, join, render, say
 
-BELOW = "outside lower center"  # where a figure's legend stands
-WIDE = 8  # of ratios, the largest ÷ the smallest, above which their axis is logarithmic
-VISIBLE = 1.0  # percentage points by which accuracies have to differ to have a panel of their own
+BELOW = "outside lower center"  # a location for legends
+WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
+SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
+VISIBLE = 1.0  # percentage points: accuracies that differ less are not drawn over the epochs
 
 
 def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
-    """Return a row's look, in matplotlib's words; in a sweep, later values of the same method are paler."""
+    """Return matplotlib's line properties for a row; in a sweep, later values of the same method are paler."""
     row = entry.row.configuration
     same = [other.row for other in analysis.rows if other.row.configuration.method == row.method]
     alpha = 1.0 if row.is_script else 1 - 0.65 * same.index(entry.row) / max(1, len(same) - 1)
@@ -30,17 +32,19 @@ def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
 
 
 def look_of(analysis: Analysis, entry: RowAnalysis) -> Look:
-    """Return a method's look; of somebody's own scripts each has another one."""
+    """Return the look of a row's method; each of the user's own scripts has a different one."""
     row = entry.row.configuration
     if not row.is_script:
         return method_of(row.method).look
     looks = [method.look for method in reversed(METHODS.values()) if method.by_default]
-    return looks[[other.name for other in analysis.report.plan if other.is_script].index(row.name) % len(looks)]
+    scripts = [other.name for other in analysis.report.plan if other.is_script]
+    return looks[scripts.index(row.name) % len(looks)]
 
 
-def finish(figure, analysis: Analysis, finding: str, *more: str, note: str = "", **legend):
-    """Write above a figure what it shows, what was compared, and more; below it a note and its first axes' legend."""
-    figure.suptitle(render(join("\n", [finding, join("", [analysis.report.title, *more])])), x=0.012, ha="left")
+def finish(figure, analysis: Analysis, finding: str, more: str = "", note: str = "", **legend):
+    """Add the title, the note below the figure, and the legend of the first axes, if `legend` has any properties."""
+    title = join("\n", [finding, join("", [analysis.report.title, more])])
+    figure.suptitle(render(title), x=0.012, ha="left")
     if note:
         figure.supxlabel(render(note))
     if legend:
@@ -49,7 +53,7 @@ def finish(figure, analysis: Analysis, finding: str, *more: str, note: str = "",
 
 
 def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
-    """Return (figure, axes) with a line for each row, the first one on top, in every panel; labels on the left."""
+    """Return (figure, axes), each panel with one horizontal line per row, the first on top, labelled on the left."""
     figure, axes, columns = new_panels(panels, 1.4, 0.6 + 0.36 * len(entries))
     for number, axis in enumerate(axes):
         shown = () if number % columns else entries
@@ -59,19 +63,14 @@ def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
     return figure, axes
 
 
-def write_beside(axis, end: float, place: int, words: str) -> None:
-    """Write what a line or bar says to the right of its end."""
-    ground = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # over lines of the axes
-    axis.annotate(words, (end, place), (8, 0), textcoords="offset points", va="center", bbox=ground)
-
-
-def whiskers(value: float, low: float | None, high: float | None) -> list[list[float]] | None:
-    """Return what errorbar() takes for an interval around a value, None where there is none."""
-    return None if low is None or high is None else [[value - low], [high - value]]
+def _write_beside(axis, end, place, text):
+    """Write `text` to the right of a line or bar that ends at `end`."""
+    background = {"facecolor": "white", "edgecolor": "none", "pad": 1}  # hides grid lines
+    axis.annotate(text, (end, place), (8, 0), textcoords="offset points", va="center", bbox=background)
 
 
 def draw_speed_ups(analysis: Analysis):
-    """Draw a dot with an interval for each row with a speed-up, the fastest first, and a line at the baseline."""
+    """Draw each row's speed-up with its interval, the fastest first, and a dashed line at the baseline."""
     compared = [entry for entry in analysis.done if entry.standing.speed_up]
     compared.sort(key=lambda entry: -entry.standing.speed_up.value)
     if all(entry.is_baseline for entry in compared):
@@ -79,11 +78,15 @@ def draw_speed_ups(analysis: Analysis):
     figure, (axis,) = row_panels(compared)
     for place, entry in enumerate(compared):
         ratio = entry.standing.speed_up
-        words = [] if entry.is_baseline or ratio.words in (FASTER, SLOWER) else [ratio.words]
-        words = [str(ratio), *words, *([say("UNEQUAL settings")] if entry.standing.unequal else [])]
+        words = [str(ratio)]
+        if not entry.is_baseline and ratio.words not in (FASTER, SLOWER):
+            words.append(ratio.words)
+        if entry.standing.unequal:
+            words.append(say("UNEQUAL settings"))
         look = {"color": look_of(analysis, entry).color, "elinewidth": 3, "capsize": 0, "markersize": 9}
-        axis.errorbar(ratio.value, place, xerr=whiskers(ratio.value, ratio.low, ratio.high), fmt="o", **look)
-        write_beside(axis, ratio.high or ratio.value, place, render(join(", ", words)))
+        whiskers = None if ratio.low is None else [[ratio.value - ratio.low], [ratio.high - ratio.value]]
+        axis.errorbar(ratio.value, place, xerr=whiskers, fmt="o", **look)
+        _write_beside(axis, ratio.high or ratio.value, place, render(join(", ", words)))
     axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)
     above = {"xycoords": axis.get_xaxis_transform(), "xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
     axis.annotate(render(say("baseline")), (1, 1), **above)
@@ -101,7 +104,7 @@ def draw_speed_ups(analysis: Analysis):
 
 
 def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
-    """Return what a figure of speed-ups shows, in one line."""
+    """Return the title of a figure of speed-ups."""
     faster = [entry for entry in entries if entry.rivals_baseline and entry.standing.speed_up.words == FASTER]
     if not faster:
         return say("No row is significantly faster than its baseline")
@@ -111,7 +114,7 @@ def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
 
 
 def draw_memory(analysis: Analysis):
-    """Draw a bar for what a device of each row needs at most."""
+    """Draw a bar for the peak memory of a device in each row."""
     entries = [entry for entry in analysis.done if entry.summary.memory]
     if not entries:
         return None
@@ -119,12 +122,12 @@ def draw_memory(analysis: Analysis):
     for place, entry in enumerate(entries):
         peak = entry.summary.memory.peak
         axis.barh(place, peak / 2**20, 0.62, color=look_of(analysis, entry).color)
-        write_beside(axis, peak / 2**20, place, mebibytes(peak))
+        _write_beside(axis, peak / 2**20, place, mebibytes(peak))
     return finish(figure, analysis, memory_finding(entries), note=say("peak memory of a device (MiB)"))
 
 
 def memory_finding(entries: Sequence[RowAnalysis]) -> str:
-    """Return what the figure of memory shows, in one line."""
+    """Return the title of the figure of memory."""
     compared = [entry for entry in entries if entry.memory_ratio]
     if not compared:
         return say("Peak memory of a device")
@@ -136,13 +139,13 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
 
 
 def draw_curves(analysis: Analysis):
-    """Draw the rows' accuracy over the seconds and, where it differs visibly, over the epochs too."""
-    done = [entry for entry in analysis.done if not (entry.row.configuration.is_script or entry.row.times_only)]
-    timed = [entry for entry in done if not entry.row.simulated]  # whose seconds say something
-    if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):  # one is no curve
+    """Draw the rows' accuracy over seconds, and also over epochs if it differs visibly between rows."""
+    done = [entry for entry in analysis.done if entry.row.learns]
+    timed = [entry for entry in done if not entry.row.simulated]
+    if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):
         return None
     accuracies = [100 * _epochs(entry.row, "test_accuracy") for entry in done]
-    apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))  # of the epochs that all have
+    apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))
     figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
     for entry, points in zip(done, accuracies, strict=True):
         style = {"markersize": 6, **style_of(analysis, entry), "label": render(entry.label)}
@@ -158,11 +161,13 @@ def draw_curves(analysis: Analysis):
 
 
 def differences(row: Row, baseline: Row) -> list[list[float]]:
-    """Return, for each epoch, by how many percentage points a row's test accuracy is above its baseline's, in every
-    block in which both ended well: their seeds are the same."""
+    """Return, for each epoch, the row's test accuracy minus its baseline's, in percentage points.
+
+    There is a difference for each block in which both succeeded, as these two runs have the same seed.
+    """
     theirs = {outcome.block: outcome.result.epochs for outcome in baseline.outcomes if outcome.status == "ok"}
     pairs = [
-        zip(outcome.result.epochs, theirs[outcome.block], strict=False)  # as many as both have
+        zip(outcome.result.epochs, theirs[outcome.block], strict=False)
         for outcome in row.outcomes
         if outcome.status == "ok" and outcome.block in theirs
     ]
@@ -171,11 +176,12 @@ def differences(row: Row, baseline: Row) -> list[list[float]]:
 
 
 def curves_finding(analysis: Analysis) -> str:
-    """Return what the figure shows, in one line."""
+    """Return the title of the figure of accuracies."""
     apart = {
         entry.label: statistics.mean(points[-1])
         for entry in analysis.done
-        if entry.row.learns and _has_rival(entry) and (points := differences(entry.row, entry.standing.baseline))
+        if entry.row.learns and entry.standing.baseline and not entry.is_baseline
+        if (points := differences(entry.row, entry.standing.baseline))
     }
     if not apart:
         return say("Accuracy over the training")
@@ -186,12 +192,108 @@ def curves_finding(analysis: Analysis) -> str:
     return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
 
 
-def _has_rival(entry):
-    """Whether there is another row than itself that it is compared with, and both learn."""
-    return bool(entry.standing.baseline) and not entry.is_baseline and not entry.row.times_only
-
-
 def _epochs(row, name):
-    """An attribute of the epochs that all runs have, by epoch: the mean of the runs."""
+    """The mean of an attribute over the runs, for each epoch that all runs have."""
     epochs = zip(*(result.epochs for result in row.results), strict=False)
     return np.array([statistics.fmean(getattr(record, name) for record in records) for records in epochs])
+
+
+# ---- steps
+
+
+def draw_phases(analysis: Analysis):
+    """Draw a panel for each phase, on a common scale, with a bar for each row and a tick at ideal scaling."""
+    done, shown = analysis.done, phases_shown(analysis)
+    known = [entry.summary.phases.known for entry in done]
+    if not shown:
+        return None
+    figure, axes = row_panels(done, len(shown))
+    places, colors = range(len(done)), [look_of(analysis, entry).color for entry in done]
+    for axis, name in zip(axes, shown, strict=True):
+        axis.barh(places, [own.get(name, 0.0) for own in known], 0.62, color=colors)
+        ideals = {place: ideal for place, entry in enumerate(done) if (ideal := ideal_phase(analysis, entry, name))}
+        for color, width in (("white", 3.5), ("black", 1.5)) if ideals else ():  # visible on any color
+            axis.plot([*ideals.values()], [*ideals], "|", color=color, markersize=22, markeredgewidth=width)
+        for place, own in enumerate(known):
+            number, at_right = f"{own[name]:.1f}" if name in own else "", axis.get_yaxis_transform()
+            axis.text(0.98, place, number, transform=at_right, ha="right", va="center")
+        axis.set_title(render(name))
+    end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols
+    for axis in axes:
+        axis.set_xlim(0, end / (1 - 0.09 * across))  # leaves room for the numbers
+    ticks = [say("tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
+    return finish(figure, analysis, phase_finding(analysis), note=join("\n", [phase_unit(analysis), *ticks]))
+
+
+def phases_shown(analysis: Analysis) -> list[str]:
+    """Return the phases to show: those that take more than SMALL of the longest step in any row."""
+    longest = max((entry.summary.step_milliseconds for entry in analysis.done), default=0.0)
+    known = [entry.summary.phases.known for entry in analysis.done]
+    return [name for name in PHASES if any(own.get(name, 0.0) > SMALL * longest for own in known)]
+
+
+def phase_unit(analysis: Analysis) -> str:
+    """Return the unit of the phases, and over which epochs they are averaged."""
+    template = "milliseconds per step, mean over the epochs without the warm-up"
+    if analysis.report.only_scripts:
+        template = "milliseconds per step, mean over the timed slices"
+    elif analysis.report.settings["epochs"] == 1:
+        template = "milliseconds per step, mean over the epochs with the warm-up"
+    return say(template)
+
+
+def ideal_phase(analysis: Analysis, entry: RowAnalysis, phase: str) -> float | None:
+    """Return the milliseconds that a phase would take if the baseline's scaled ideally, or None if unknown."""
+    standing, baseline = entry.standing, entry.standing.baseline
+    if entry.is_baseline or not (baseline and standing.speed_up):
+        return None
+    time = analysis.of(baseline).summary.phases.known.get(phase)
+    own, other = (row.results[0].epochs[-1] for row in (entry.row, baseline))
+    images = own.samples / own.steps * other.steps / other.samples
+    return None if time is None else time * images / standing.devices
+
+
+def phase_finding(analysis: Analysis) -> str:
+    """Return the title of the phases: which phase of which row exceeds ideal scaling by the most milliseconds."""
+    found = [
+        (time - (ideal_phase(analysis, entry, phase) or 0.0), entry.label, phase, time)
+        for entry in analysis.done
+        if entry.rivals_baseline and not entry.row.simulated
+        for phase, time in entry.summary.phases.known.items()
+    ]
+    excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
+    if excess <= 0:
+        return say("Where a step's time goes")
+    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
+    return say(template, row=row, x=time, y=time - excess, phase=say(phase))
+
+
+def draw_timelines(analysis: Analysis):
+    """Draw a panel for each traced row, on a common time scale."""
+    traced = analysis.report.timelines
+    timelines = {entry.label: traced[entry.name] for entry in analysis.rows if traced.get(entry.name)}
+    if not timelines:
+        return None
+    lanes = [len({(span.rank, span.lane) for span in spans}) for spans in timelines.values()]
+    figure, axes = new_figure(rows=lanes, height=2.0 + sum(0.5 + 0.28 * lane for lane in lanes))
+    legend: dict[str, object] = {}
+    for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
+        legend = {**draw_timeline(axis, spans), **legend}
+        axis.set_title(render(label), loc="left")
+    note = say("milliseconds; two traced steps, which take a little longer than timed ones")
+    axes[-1].set_xlabel(render(note))
+    figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
+    return finish(figure, analysis, waiting_finding(timelines))
+
+
+def waiting_finding(timelines) -> str:
+    """Return the title of the timelines: the row that spends the largest share of its steps in exchange."""
+    shares = {}
+    for label, spans in timelines.items():
+        steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
+        waited = sum(length for length, name in steps if name == "exchange")
+        shares[label] = waited / sum(length for length, _ in steps)
+    label = max(shares, key=lambda label: shares[label])
+    if not shares[label]:
+        return say("What every device does in a step")
+    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced time", row=label, n=shares[label])

@@ -1,4 +1,4 @@
-"""A comparison as it is kept: reports, tables and figures in files, beside what the terminal shows."""
+"""Print a comparison and write its report files."""
 
 import contextlib
 import csv
@@ -27,18 +27,18 @@ from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_columns, terminal_text
 from comparison.words import ENGLISH, render, say, speaking
 
-FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first tells the date
-NUMBERS = (  # attributes of a Summary that results.csv has
+FILES = ("results.json", "report.html", "report.md", "results.csv", "results.tex")  # the first one's date counts
+NUMBERS = (  # attributes of a Summary in results.csv
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
-PROOF, TIPS = "proof", "tips"  # the directories of a comparison's other ones: of its causes, of options
+PROOF, TIPS = "proof", "tips"  # subdirectories with further comparisons: of causes, and of options
 
 
 def keep_earlier(directory: Path) -> None:
-    """Move what a new comparison would write over into a subdirectory with the date of then, and say so.
+    """Move files that a new comparison would overwrite into a dated subdirectory, and print what was moved.
 
-    Runs, traces and the proof go along if there is a results.json that they belong to; one without outcomes is deleted.
+    Runs, traces, proof and tips are moved too, if there is a results.json. A results.json without outcomes is deleted.
     """
     results = directory / "results.json"
     with contextlib.suppress(SuiteError):
@@ -50,7 +50,7 @@ def keep_earlier(directory: Path) -> None:
     if not earlier:
         return
     place = directory / datetime.fromtimestamp(earlier[0].lstat().st_mtime).strftime("earlier-%Y-%m-%d-%H%M%S")
-    while place.exists():  # of the same second
+    while place.exists():  # made in the same second
         place = place.with_name(f"{place.name}+")
     place.mkdir()
     for file in earlier:
@@ -59,39 +59,41 @@ def keep_earlier(directory: Path) -> None:
 
 
 def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> Report:
-    """Read the results.json in `directory`, show it, and return it."""
+    """Show the results.json in `directory`, and return it."""
     report = read_results(directory / "results.json")
     show(analyse(report), directory, language, verbose)
     return report
 
 
 def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: bool = False) -> None:
-    """Print what a comparison found; write FILES but the first, and the figures, into `directory`, in a language."""
-    proof, tried = read_beside(directory, PROOF), read_beside(directory, TIPS)
-    analysis = replace(analysis, tips=find_tips(tried) if tried else ())
+    """Print the result of a comparison, and write its report files and figures into `directory`."""
+    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
+    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
         text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
         print(f"\n{printable(text)}", flush=True)
         write_csv(analysis, directory / "results.csv")
         write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
-        drawn = figures.draw_all(analysis, directory)  # takes longest: whoever ends this program may not wait for it
+        drawn = figures.draw_all(analysis, directory)  # slow, so after the files above in case of an interrupt
         write_markdown(analysis, directory / "report.md", drawn, proofs)
         write_html(analysis, directory / "report.html", drawn, proofs)
 
 
 def read_beside(directory: Path, kind: str) -> Report | None:
-    """Return the comparison for PROOF, or for TIPS, of the one in `directory`, if it was run."""
+    """Return the comparison in the PROOF or TIPS subdirectory, or None if it was not run."""
     file = directory / kind / "results.json"
     return read_results(file) if file.exists() else None
 
 
 def write_csv(analysis: Analysis, path: Path) -> None:
-    """Write one line per row: settings that matter, result, derived numbers; empty where nothing was measured."""
+    """Write one line per row with settings, result and numbers; a cell is empty where nothing was measured."""
     rows = [_csv_row(analysis, entry) for entry in analysis.rows]
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):  # for a formula
+            if isinstance(value, str) and value.startswith(
+                ("=", "+", "-", "@", "\t", "\r")
+            ):  # a spreadsheet would take it for a formula
                 row[name] = f"'{value}"
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))
@@ -102,15 +104,12 @@ def write_csv(analysis: Analysis, path: Path) -> None:
 
 def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     report, row, numbers, memory = analysis.report, entry.row, entry.summary, entry.summary.memory
-    standing, ratios = entry.standing, {}
-    told = {
-        "speed_up": standing.speed_up,
-        "efficiency": standing.efficiency,
-        "time_to_best": analysis.beside_best(entry),
+    standing = entry.standing
+    ratios = {
+        **_with_bounds("speed_up", standing.speed_up),
+        **_with_bounds("efficiency", standing.efficiency),
+        **_with_bounds("time_to_best", analysis.beside_best(entry)),
     }
-    for name, ratio in told.items():
-        for end, bound in (("", "value"), ("_low", "low"), ("_high", "high")):
-            ratios[f"{name}{end}"] = getattr(ratio, bound, None)
     return {
         "method": row.configuration.method,
         "label": row.label,
@@ -131,9 +130,14 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     }
 
 
+def _with_bounds(name, ratio):
+    numbers = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
+
+
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
-    """Write the report for people as Markdown."""
-    command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end it
+    """Write report.md."""
+    command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end the code
     parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {render(section.heading)}", *(MARKDOWN[kind](content) for kind, content in section.parts)]
@@ -141,12 +145,12 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
 
 
 def markdown(text: str) -> str:
-    """Return a text without what Markdown would take for HTML, or for a link or picture."""
+    """Render a text and escape what Markdown would take for HTML, links or images."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(render(text))).replace("](", "]\\(")
 
 
 def fenced(text: str) -> str:
-    """Return lines of a program as Markdown, between more backticks than they have themselves."""
+    """Return a Markdown code block, fenced with more backticks than the text contains."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{printable(text)}\n{fence}"
 

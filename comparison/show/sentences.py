@@ -1,4 +1,4 @@
-"""How findings, numbers and rows are said, wherever they are; the long sentences stand in sentences.toml."""
+"""Wording of findings, numbers and rows for all outputs. The long sentences are in sentences.toml."""
 
 import math
 from collections.abc import Iterable
@@ -13,8 +13,8 @@ from comparison.methods import method_of
 from comparison.rows import Row, Trial
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say
 
-SENTENCES = {key: said[ENGLISH] for key, said in catalogue("sentences").items()}
-NOUNS = {  # of the places that are counts
+SENTENCES = {key: texts[ENGLISH] for key, texts in catalogue("sentences").items()}
+NOUNS = {  # for values that are counts
     "threads": ("thread",),
     "workers": ("loader worker",),
     "cores": ("core",),
@@ -23,75 +23,75 @@ NOUNS = {  # of the places that are counts
 
 
 def sentence(key: str, **values: object) -> Sentence:
-    """Return one of SENTENCES with its values."""
+    """Return one of SENTENCES, with values."""
     return say(SENTENCES[key], **values)
 
 
 def tell(finding: Finding) -> Sentence:
-    """Return what was found as a sentence, or a part of one."""
-    values = {name: _words(name, value) for name, value in finding.values.items()}
+    """Return a finding as a sentence or a clause."""
+    values = {name: _value(name, value) for name, value in finding.values.items()}
     return say(SENTENCES[finding.told or finding.kind], **values)
 
 
-def _words(name: str, value: object) -> object:
+def _value(name: str, value: object) -> object:
     if isinstance(value, Finding):
         return tell(value)
     if isinstance(value, dict):
         return join(", ", [f"{part} {number:.1f}" for part, number in value.items()])
     if isinstance(value, tuple):
-        texts = [_item(item) for item in value]
-        return join("; " if name in ("settings", "ranks") else ", ", texts)
+        return join("; " if name in ("settings", "ranks") else ", ", map(_item, value))
     return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, (int, float)) else value
 
 
 def _item(item: object) -> str:
     if isinstance(item, Finding):
         return tell(item)
-    return item if isinstance(item, str) else format(item, ".2f" * isinstance(item, float))
+    if isinstance(item, str):
+        return item
+    return f"{item:.2f}" if isinstance(item, float) else str(item)
 
 
 def as_fast(ratio: Ratio, base: str = "") -> str:
-    """Return how many times as fast a row is, as which other if that is named, with its interval if that is known."""
-    values = {"x": ratio.value, "i": within(ratio), "base": base}
+    """Return e.g. "2.00 times as fast as “DDP” (95% CI 1.90 to 2.10)", without the parts that are unknown."""
+    values = {"x": ratio.value, "i": _interval(ratio), "base": base}
     return say("{x:.2f} times as fast as “{base}”{i}" if base else "{x:.2f} times as fast{i}", **values)
 
 
-def within(ratio: Ratio) -> str:
-    """Return a ratio's interval behind its value, if it is known."""
+def _interval(ratio):
     return "" if ratio.low is None else say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
 
 
 def efficiency(share: Ratio) -> str:
-    """Return an efficiency in percent, with its interval if that is known."""
+    """Return an efficiency in percent, with its interval if known."""
     interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
     return f"{share.value:.0%}{interval}"
 
 
 def longer(ratio: Ratio) -> str:
-    """Return a ratio of times with its interval and what that means: who takes longer is slower."""
-    turned: dict[str, str] = {FASTER: SLOWER, SLOWER: FASTER}
-    words = turned.get(ratio.words, ratio.words)
+    """Return a ratio of times (above 1 is slower) with its interval and conclusion."""
+    inverted: dict[str, str] = {FASTER: SLOWER, SLOWER: FASTER}
+    words = inverted.get(ratio.words, ratio.words)
     return say("{ratio} ({words})", ratio=ratio, words=words)
 
 
 def mebibytes(size: float) -> str:
-    """Return bytes in MiB, with a decimal where there are few."""
+    """Return bytes in MiB, with one decimal below 10 MiB."""
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
 def seconds(time: float) -> str:
-    """Return seconds with three digits, or all before the point."""
+    """Return seconds with three significant digits, or as an integer if that has more."""
     return f"{time:,.{max(0, 2 - math.floor(math.log10(time)))}f}"
 
 
 def quoted(labels: Iterable[str]) -> str:
-    """Return the names of rows as a list."""
+    """Return e.g. “A”, “B” and “C”."""
     *before, last = [say("“{row}”", row=label) for label in labels]
     return join(" and ", [join(", ", before), last]) if before else last
 
 
 def series_name(rows: Iterable[Row], swept: str = "") -> str:
-    """Return what the rows of one method are called together, which may differ in the value of `swept`."""
+    """Return a name for rows of the same method that may differ in the value of `swept`."""
     rows = tuple(rows)
     labels, method = {row.configuration.label for row in rows}, rows[0].configuration.method
     name = named(labels.pop()) if len(labels) == 1 else method_of(method).called or method
@@ -99,30 +99,32 @@ def series_name(rows: Iterable[Row], swept: str = "") -> str:
 
 
 def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
-    """Return how long a row takes for what was asked: to a target accuracy, and per epoch; with images per second where
-    epochs hold other numbers of images."""
+    """Return a row's time to the target accuracy, if there is one, and per epoch; for scripts, per 1,000 samples.
+
+    Images per second are included where the epochs of the rows differ in size.
+    """
     numbers, parts = entry.summary, []
     if analysis.report.only_scripts:
         return say("{s:.3g} s per 1,000 samples", s=seconds_of_thousand(entry))
     if analysis.report.settings.get("target_accuracy") is not None:
-        parts.append(_training(analysis, entry))
+        parts.append(_time_to_target(analysis, entry))
     if not analysis.same_images:
         parts.append(say("{n:,.0f} images/s", n=numbers.images_per_second))
     return join(", ", [*parts, say("{s:.2f} s per epoch", s=numbers.epoch_seconds)])
 
 
 def seconds_of_thousand(entry: RowAnalysis) -> float:
-    """Return the seconds of A_THOUSAND samples of a row; needs a result."""
+    """Return the seconds per A_THOUSAND samples of a row that has a result."""
     return A_THOUSAND / (entry.summary.images_per_second or math.nan)
 
 
-def _training(analysis, entry):
+def _time_to_target(analysis, entry):
     target = 100 * analysis.report.settings["target_accuracy"]
     return say("{s:.2f} s of training to {n:g}%", s=entry.summary.training_seconds, n=target)
 
 
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
-    """Return how long a row takes for what was asked, beside another."""
+    """Return the times of a row and its baseline: "1.00 s instead of 2.00 s per epoch"."""
     own, other = entry.summary, baseline.summary
     if analysis.report.settings.get("target_accuracy") is not None:
         times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
@@ -136,7 +138,7 @@ def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) ->
 
 
 def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
-    """Return at which value of a sweep a method is fastest, and how fast, as far as that is decided."""
+    """Return the fastest value of a sweep with its speed, or the values that are statistically tied."""
     if not sweep.fastest:
         return say("disturbed, so its times prove nothing")
     *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
@@ -145,17 +147,17 @@ def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     best = sweep.fastest[0]
     how = say("{n:,.0f} images/s", n=best.summary.images_per_second)
     if analysis.report.settings.get("target_accuracy") is not None:
-        how = _training(analysis, best)
+        how = _time_to_target(analysis, best)
     return say("fastest at {value}, {how}", value=last, how=how)
 
 
 def several_baselines(analysis: Analysis) -> bool:
-    """Whether rows are compared with different ones, so that words must say with which."""
+    """Whether rows have different baselines, so that sentences must name them."""
     return len({entry.standing.baseline.label for entry in analysis.rows if entry.standing.baseline}) > 1
 
 
 def tell_disturbed(rows: Iterable[Row]) -> str:
-    """Return that nothing can be claimed from the rows that other programs disturbed, and by how much; "" if none."""
+    """Return which rows other programs disturbed and how much, or "" if none."""
     noisy = [row for row in rows if row.disturbed]
     if not noisy:
         return ""
@@ -168,7 +170,7 @@ def tell_disturbed(rows: Iterable[Row]) -> str:
 
 
 def tell_trial(trial: Trial) -> str:
-    """Return the result of trying a batch."""
+    """Return the result of a trial of a batch size."""
     if trial.fits:
         return say("fits, with {n} MiB at its peak", n=mebibytes(trial.peak_bytes))
     return trial.status if trial.status == OUT_OF_MEMORY else f"{trial.status}, {trial.reason}"

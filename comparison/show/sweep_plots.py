@@ -1,4 +1,4 @@
-"""The figures of sweeps: a setting's values, the number of devices, and a map of two settings."""
+"""The figures of sweeps: one setting, the number of devices, and a map of two settings."""
 
 import math
 
@@ -16,13 +16,13 @@ from comparison.show.plots import finish, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
-# Purple is faster and orange slower, for colour-blind readers too; twice and half as fast have the full colour.
+# Purple is faster, orange is slower; readable for color-blind people. Twice and half as fast have the full color.
 COLORS = "PuOr"
 Cells = dict[tuple[object, object], RowAnalysis]
 
 
 def draw_sweep(analysis: Analysis, name: str):
-    """Draw a panel for each method: the time per image at each value of a setting, and what of it waits for data."""
+    """Draw a panel per method: the time per image at each value of a setting, with the part that waits for data."""
     sweeps = [sweep for sweep in analysis.sweeps if sweep.name == name]
     if not sweeps:
         return None
@@ -31,26 +31,27 @@ def draw_sweep(analysis: Analysis, name: str):
         numbers = [entry.summary for entry in sweep.rows]
         times = np.array([1e6 / summary.images_per_second for summary in numbers])
         epochs = np.array([[some.fastest_epoch, some.epoch_seconds, some.slowest_epoch] for some in numbers]).T
-        bounds = np.maximum(0.0, [times * (1 - epochs[0] / epochs[1]), times * (epochs[2] / epochs[1] - 1)])  # rounding
+        below, above = times * (1 - epochs[0] / epochs[1]), times * (epochs[2] / epochs[1] - 1)
+        bounds = np.maximum(0.0, [below, above])  # rounding may make them negative
         data = times * [summary.waiting_share for summary in numbers]
         values = [str(sweep.value(entry)) for entry in sweep.rows]
         axis.bar(values, data, color=PHASES["data"].color, label=render("waiting for data"))
-        words = render(say("the rest: transfer, forward, backward, update"))
-        axis.bar(values, times - data, bottom=data, label=words, yerr=bounds, color="#BBBBBB")
+        rest = render(say("the rest: transfer, forward, backward, update"))
+        axis.bar(values, times - data, bottom=data, label=rest, yerr=bounds, color="#BBBBBB")
         axis.grid(visible=False, axis="x")
-        called = series_name((entry.row for entry in sweep.rows), name)
+        title = [series_name((entry.row for entry in sweep.rows), name), fastest_value(analysis, sweep)]
         axis.set(
             xlabel=render(SWEEPS[name].lower()),
             ylabel=render(say("time per image (µs)")),
             ylim=(0, None),
-            title=render(join("\n", [called, fastest_value(analysis, sweep)])),
+            title=render(join("\n", title)),
         )
-    question = say("Time per image, by {what}", what=SWEEPS[name].lower())
-    return finish(figure, analysis, question, say("\nwhiskers: fastest and slowest epoch"), ncols=2)
+    finding = say("Time per image, by {what}", what=SWEEPS[name].lower())
+    return finish(figure, analysis, finding, say("\nwhiskers: fastest and slowest epoch"), ncols=2)
 
 
 def draw_scaling(analysis: Analysis):
-    """Draw the speed-up over the number of devices, measured and projected."""
+    """Draw the measured and the projected speed-up against the number of devices."""
     compared = any(entry.standing.speed_up and not entry.is_baseline for entry in analysis.done)
     points = analysis.projection.points
     if not (points or (compared and "nproc" in analysis.report.swept)):
@@ -60,7 +61,7 @@ def draw_scaling(analysis: Analysis):
     for entry in sorted(analysis.done, key=_devices):
         if entry.standing.speed_up and not entry.row.times_only and not entry.row.all_cores:
             series.setdefault(entry.row.series("nproc"), []).append(entry)
-    most = unit = top = 1.0  # devices, of the rows and of their baseline; the highest end of what is drawn
+    most = unit = top = 1.0  # largest number of devices, devices of the baseline, highest point drawn
     for entries in series.values():
         devices, ratios = [_devices(entry) for entry in entries], [entry.standing.speed_up for entry in entries]
         ends = [(ratio.low or ratio.value, ratio.high or ratio.value) for ratio in ratios]
@@ -70,7 +71,7 @@ def draw_scaling(analysis: Analysis):
         axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=bounds, **look)
         most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
         top = max(top, *(high for _, high in ends))
-    if points and unit == 1:  # they are over one device, as the axis then is
+    if points and unit == 1:  # the projection is relative to one device
         tested = [point for point in points if point.devices <= TESTED]
         for part, linestyle, how in ((tested, "-", []), (points[len(tested) - 1 :], "--", [say("untested")])):
             label = render(join(", ", [projected_method().called, LABEL, *how]))
@@ -81,7 +82,7 @@ def draw_scaling(analysis: Analysis):
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entries in series.values() for entry in entries])
     axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
-    axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave it
+    axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave the axes
     axis.xaxis.get_major_locator().set_params(integer=True)
     return finish(figure, analysis, finding, ncols=2)
 
@@ -91,24 +92,28 @@ def _devices(entry):
 
 
 def find_maps(analysis: Analysis) -> dict[str, Cells]:
-    """Return, by method, the rows that rival their baselines and have values of both swept settings, by these values,
-    the vertical axis' first. Empty unless exactly two settings are swept."""
+    """Return, by method, the rows that could replace their baseline, by their values of the two swept settings.
+
+    The value on the vertical axis comes first. The result is empty unless exactly two settings are swept.
+    """
     maps: dict[str, Cells] = {}
-    for entry in analysis.done if len(analysis.report.swept) == 2 else ():
+    if len(analysis.report.swept) != 2:
+        return maps
+    vertical, horizontal = axes_of(analysis)
+    for entry in analysis.done:
         values = entry.row.configuration.values
-        if entry.rivals_baseline and all(name in values for name in axes_of(analysis)):
-            vertical, horizontal = axes_of(analysis)
+        if entry.rivals_baseline and vertical in values and horizontal in values:
             maps.setdefault(entry.row.configuration.method, {})[values[vertical], values[horizontal]] = entry
     return maps
 
 
 def axes_of(analysis: Analysis) -> list[str]:
-    """Return the names of the settings on the vertical and the horizontal axis: what has an order is horizontal."""
+    """Return the settings on the vertical and the horizontal axis. Models have no order, so they are vertical."""
     return sorted(analysis.report.swept, key=lambda name: name != "model")
 
 
 def draw_map(analysis: Analysis):
-    """Draw where a method pays: its speed-up over two swept settings, with how certain it is; a panel for each."""
+    """Draw a panel per method: its speed-up for every combination of two swept settings."""
     maps = find_maps(analysis)
     if not maps:
         return None
@@ -119,7 +124,7 @@ def draw_map(analysis: Analysis):
         for (row, column), entry in cells.items():
             _draw_cell(axis, rows.index(row), columns.index(column), entry.standing.speed_up)
         names = {"xlabel": render(SWEEPS[horizontal].lower()), "ylabel": render(SWEEPS[vertical].lower())}
-        axis.set(title=render(_label(cells)), **names)
+        axis.set(title=render(_series_label(cells)), **names)
         axis.set_xticks(range(len(columns)), map(str, columns))
         axis.set_yticks(range(len(rows)), map(str, rows))
         axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
@@ -143,15 +148,15 @@ def _draw_cell(axis, row, column, speed_up):
     axis.text(column, row, f"{speed_up.value:.2f}", ha="center", va="center", fontsize=14, **text)
 
 
-def _label(cells):
+def _series_label(cells):
     return series_name(entry.row for entry in cells.values())
 
 
 def map_finding(analysis: Analysis, maps: dict[str, Cells]) -> str:
-    """Return what the map shows, in one line."""
+    """Return the title of the map."""
     counts = []
     for cells in maps.values():
         faster = sum(entry.standing.speed_up.words == FASTER for entry in cells.values())
-        counts.append(say("“{row}” in {n} of {m}", row=_label(cells), n=faster, m=len(cells)))
+        counts.append(say("“{row}” in {n} of {m}", row=_series_label(cells), n=faster, m=len(cells)))
     name = analysis.report.settings["baseline"]
     return say("Faster than {name}: {cases} cases", name=name, cases=join(", ", counts))

@@ -1,4 +1,4 @@
-"""The comparison in words: a paragraph for each row, every sentence with the number behind it, and the findings."""
+"""The result in words: a paragraph for each row, and the findings."""
 
 from collections.abc import Sequence
 
@@ -25,8 +25,8 @@ from comparison.show.sentences import (
 )
 from comparison.words import count, join, named, say
 
-TOLD = 2  # parts of a step, where there is not much room
-REST = 0.1  # of a step's difference: what is in no part that is proved, and worth a word
+MOST_PARTS = 2  # of a step, on the screen
+REST = 0.1  # share of a step's difference: a larger remainder without a proved cause is mentioned
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
     SLOWER: "slower, {fast}; {time}.",
@@ -37,15 +37,14 @@ CLAIM_TEMPLATES = {
 
 
 def verdict(analysis: Analysis) -> list[str]:
-    """Return a paragraph for every row that there is something to say of, one per sweep and method, and last what to
-    use on this machine."""
+    """Return a paragraph for each row, a sentence for each sweep, and the recommendations."""
     paragraphs = [(entry.label, _paragraph(analysis, entry)) for entry in analysis.rows]
     rows = [say("{row}: {words}", row=label, words=words) for label, words in paragraphs if words]
     return [*rows, *sweep_sentences(analysis), *recommendations(analysis)]
 
 
 def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
-    """Return where steps go, what was asked for by a flag of its own, what every row learned, and what a device is."""
+    """Return the main findings: where time goes, answers to flags, accuracies, and the size of a device."""
     costs = [(entry.label, _costs(entry)) for entry in analysis.done]
     return [
         *_step_of_script(analysis),
@@ -63,19 +62,20 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 
 
 def details(analysis: Analysis) -> list[str]:
-    """Return where a projection stops."""
+    """Return the limits of the projection, if one was requested."""
     return list(map(tell, analysis.projection.stops if analysis.report.settings["project"] else ()))
 
 
 def _projected(analysis):
-    """How many times as fast as one device more of them would be, if that was asked."""
     found = analysis.projection.points
     points = [point for point in found if point.speed_up and point.devices > 1 and not point.measured_seconds]
     if not points:
         return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
-    told = [say("{x:.2f} on {devices}", x=point.speed_up, devices=count(point.devices, "device")) for point in points]
+    speed_ups = [
+        say("{x:.2f} on {devices}", x=point.speed_up, devices=count(point.devices, "device")) for point in points
+    ]
     name = projected_method().called
-    return [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=join(", ", told))]
+    return [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=join(", ", speed_ups))]
 
 
 def _accuracies(analysis):
@@ -85,7 +85,6 @@ def _accuracies(analysis):
 
 
 def _device(analysis):
-    """Which part of a CPU a device is."""
     report = analysis.report
     if report.first.device == "gpu" or report.only_scripts:
         return []
@@ -93,7 +92,7 @@ def _device(analysis):
 
 
 def _one_learning_rate(analysis):
-    """What to type where batches of several sizes were trained on with one learning rate."""
+    """A hint if several batch sizes were trained with the same learning rate."""
     batches = {entry.row.configuration.planned.batch_size for entry in analysis.done if entry.row.learns}
     if len(batches) < 2 or analysis.report.settings.get("lr_scaling", "none") != "none":
         return []
@@ -101,21 +100,20 @@ def _one_learning_rate(analysis):
 
 
 def _step_of_script(analysis):
-    """What is in a step of the first of somebody's own scripts."""
-    for entry in analysis.done[:1] if analysis.report.only_scripts else ():
-        numbers = entry.summary
-        parts = [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()]
-        batch = entry.row.results[0].global_batch_size
-        values = {"n": batch, "x": numbers.step_milliseconds, "parts": join(", ", parts)}
-        sentences = [sentence("step of a script", row=entry.label, **values)]
-        if loading := with_loader_workers(entry.row, numbers, int(analysis.report.environment["cores"])):
-            sentences.append(sentence("loader alone", row=entry.label, alone=loading[0], step=loading[1]))
-        return sentences
-    return []
+    """The phases of a step of the user's first script."""
+    if not (analysis.report.only_scripts and analysis.done):
+        return []
+    entry = analysis.done[0]
+    numbers, batch = entry.summary, entry.row.results[0].global_batch_size
+    parts = join(", ", [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()])
+    sentences = [sentence("step of a script", row=entry.label, n=batch, x=numbers.step_milliseconds, parts=parts)]
+    if loading := with_loader_workers(entry.row, numbers, int(analysis.report.environment["cores"])):
+        sentences.append(sentence("loader alone", row=entry.label, alone=loading[0], step=loading[1]))
+    return sentences
 
 
 def _maths(analysis):
-    """In how many rows the weights are one device's, if that was asked; who is too far says so in the table."""
+    """How many rows passed --check-maths. The table names those that failed."""
     others = [entry.name for entry in analysis.rows if not entry.is_baseline]
     checks = [check for name in others if (check := analysis.report.equivalence.get(name))]
     checked = [check for check in checks if check.difference is not None]
@@ -124,17 +122,19 @@ def _maths(analysis):
     return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
 
 
-# ---- a row
+# ---- rows
 
 
 def where_time_goes(analysis: Analysis) -> list[str]:
-    """Return where a parallel row's step is above ideal scaling, the fastest's in which that is significant."""
-    told: list[str] = []
-    for best in [entry for entry in fastest_parallel(analysis) if entry.accounts.steps.total.proved][:1]:
-        told += [say("{row}: {words}", row=best.label, words=words.small) for words in _mean_step(analysis, best, TOLD)]
-        if (rest := _clauses(best, "run")) and analysis.decisions[0].wall_time.kind == WHOLE_RUN:
-            told.append(say("{row}: outside the training, {parts}.", row=best.label, parts=rest))
-    return told
+    """Return where the time of the fastest parallel row goes whose step differs significantly from ideal scaling."""
+    best = next((entry for entry in fastest_parallel(analysis) if entry.accounts.steps.total.proved), None)
+    if not best:
+        return []
+    step = _mean_step(analysis, best, MOST_PARTS)
+    sentences: list[str] = [say("{row}: {words}", row=best.label, words=words.small) for words in step]
+    if (rest := _clauses(best, "run")) and analysis.decisions[0].wall_time.kind == WHOLE_RUN:
+        sentences.append(say("{row}: outside the training, {parts}.", row=best.label, parts=rest))
+    return sentences
 
 
 def _paragraph(analysis, entry):
@@ -144,11 +144,11 @@ def _paragraph(analysis, entry):
     broken = [say("{trouble}: {why}.", trouble=row.trouble, why=row.troubles[0].reason)] if row.troubles else []
     if not row.results:
         return join(" ", broken or [say("not run.")])
-    if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # which a warning says, once for all
+    if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # a single warning says so
         return join(" ", broken)
     others = [tell(cause) for cause in entry.causes if not cause.of]
     step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *others]
-    rest = _clauses(entry, "run")  # what is proved to make a whole run longer or shorter, besides the training
+    rest = _clauses(entry, "run")  # proved differences outside the training
     run = [say("Not counted in the speed-up: {parts}.", parts=rest)] if rest else []
     return join(" ", [*broken, *step, *run, *_costs(entry)])
 
@@ -157,7 +157,7 @@ def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
     time, low, high = time_asked(analysis, entry), numbers.fastest_epoch, numbers.slowest_epoch
     own = sentence("own time", time=time, low=low, high=high, runs=count(numbers.runs, "run"))
-    if analysis.report.only_scripts:  # whose slices may have any number of steps
+    if analysis.report.only_scripts:  # slices may have any number of steps
         own = time
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
@@ -167,11 +167,11 @@ def _how_fast(analysis, entry):
         return [say("{time}; no speed-up, {why}.", time=own, why=standing.reason)]
     speed_up, baseline = standing.speed_up, analysis.of(standing.baseline)
     fast = as_fast(speed_up, baseline.label if several_baselines(analysis) else "")
-    return [say(CLAIM_TEMPLATES[speed_up.words], fast=fast, time=instead_of(analysis, entry, baseline)), *_share(entry)]
+    time = instead_of(analysis, entry, baseline)
+    return [say(CLAIM_TEMPLATES[speed_up.words], fast=fast, time=time), *_scaling_efficiency(entry)]
 
 
-def _share(entry):
-    """What share a row gives of what its devices or cores could give at best; of one device there is none to give."""
+def _scaling_efficiency(entry):
     row = entry.row
     units = count(len(row.results[0].devices), "device")
     if row.all_cores:
@@ -182,8 +182,8 @@ def _share(entry):
 
 
 def _mean_step(analysis, entry, most=None):
-    """What the machine withholds; by how much a step differs from ideal scaling, and which parts of that are proved, so
-    many at most, the largest."""
+    """Causes in the machine, then how much a step differs from ideal scaling and in which parts, at most the `most`
+    largest."""
     steps, machine = entry.accounts.steps, [tell(cause) for cause in entry.causes if cause.of == "machine"]
     if not steps:
         return machine
@@ -203,7 +203,7 @@ def _mean_step(analysis, entry, most=None):
 
 
 def _clauses(entry, account, most=None):
-    """What is told of a row's step or run, so many parts of it at most, the largest."""
+    """The causes found in a row's step or run, at most the `most` largest."""
     causes = [cause for cause in entry.causes if cause.of == account]
     if not most or len(causes) <= most:
         return join(", ", map(tell, causes))
@@ -212,7 +212,7 @@ def _clauses(entry, account, most=None):
 
 
 def _costs(entry):
-    """What a method's parts tell apart."""
+    """The costs of the wrapper, of contention and of communication, where simpler rows show them."""
     costs, ranks, sentences = entry.costs, len(entry.row.results[0].devices), []
     if costs.wrapper:
         name = method_of(entry.row.configuration.method).called
@@ -224,11 +224,11 @@ def _costs(entry):
     return sentences
 
 
-# ---- the whole
+# ---- sweeps, guesses and proofs
 
 
 def sweep_sentences(analysis: Analysis) -> list[str]:
-    """Return a sentence for every sweep and method."""
+    """Return a paragraph for each sweep and method."""
     return [_sweep(analysis, sweep) for sweep in analysis.sweeps if sweep.name != "model"]
 
 
@@ -245,7 +245,7 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
 
 
 def _where_it_pays(sweep):
-    """At which batch, or number of processes, a method is proved to be faster than its baselines."""
+    """The batch sizes or numbers of processes at which a method is proved faster than its baselines."""
     compared = [entry for entry in sweep.rows if entry.rivals_baseline]
     if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
         return []
@@ -255,17 +255,17 @@ def _where_it_pays(sweep):
 
 
 def tell_guesses(analysis: Analysis) -> list[str]:
-    """Return what was guessed with --predict, beside what was measured."""
+    """Return each guess made with --predict, compared with the measurement."""
     guesses = [text.partition("=")[::2] for text in analysis.report.settings.get("predict") or ()]
     return [
-        sentence("guess", row=entry.label, x=guess, found=_beside(float(guess), entry.standing.speed_up))
+        sentence("guess", row=entry.label, x=guess, found=_guess_result(float(guess), entry.standing.speed_up))
         for method, guess in guesses
         for entry in analysis.rows
         if entry.row.configuration.method == method and not entry.is_baseline
     ]
 
 
-def _beside(guess, speed_up):
+def _guess_result(guess, speed_up):
     if not speed_up:
         return say("it has no speed-up")
     if speed_up.disturbed or speed_up.low is None:
@@ -275,7 +275,7 @@ def _beside(guess, speed_up):
 
 
 def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
-    """Return the result of every remedy, or why there is none although --prove asked for them."""
+    """Return the result of every remedy, or why --prove had none to try."""
     if proofs or not analysis.report.settings.get("prove") or find_remedies(analysis):
         return [tell_proof(proof) for proof in proofs]
     if any(row.disturbed for row in analysis.report.rows):
@@ -284,15 +284,15 @@ def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
 
 
 def tell_proof(proof: Proof) -> str:
-    """Return the measured gain of removing a row's largest cause, beside the predicted one."""
+    """Return the measured and the predicted gain of removing a row's largest cause."""
     remedy, measured, outcome = proof.remedy, proof.measured, proof.outcome
     found = say("not measured undisturbed")
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
-        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=_moved(proof))
+        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=_shifted_parts(proof))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)
 
 
-def _moved(proof):
+def _shifted_parts(proof):
     return join(", ", [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved])

@@ -19,9 +19,10 @@ from common.errors import SuiteError
 from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.run.launch import ran_out_of_memory
+from comparison.show.detail_tables import memory_table
 from comparison.show.plots import draw_memory, memory_finding
 from comparison.show.report import write_csv, write_markdown
-from comparison.show.tables import main_table, memory_table
+from comparison.show.tables import main_table
 from tests.fixtures import CPU, PROJECT
 from tests.reports import configuration, report_of, runs
 

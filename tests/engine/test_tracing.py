@@ -18,8 +18,8 @@ from comparison.judge.analysis import analyse
 from comparison.judge.ranks import hidden_share
 from comparison.results_file import read_results, write_results
 from comparison.run import session
-from comparison.show.step_plots import draw_timelines, waiting_finding
-from comparison.show.tables import rank_table
+from comparison.show.detail_tables import rank_table
+from comparison.show.plots import draw_timelines, waiting_finding
 from tests.fixtures import assert_same, files_of, learned, small, start_here
 from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
 

@@ -15,9 +15,9 @@ from comparison.methods import Machine, script
 from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
-from comparison.show import tables
+from comparison.show import detail_tables
+from comparison.show.detail_tables import before_table, epoch_table
 from comparison.show.remarks import resolution, warnings
-from comparison.show.tables import before_table, epoch_table
 from comparison.show.terminal import terminal_text
 from tests.fixtures import PROJECT, flag
 from tests.reports import SETTINGS, cells, configuration, each_epoch, each_outcome, markdown_of, report_of, runs
@@ -47,7 +47,7 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
     write_results(report, tmp_path)
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9
-    monkeypatch.setattr(tables, "MOST_EPOCHS", 26)
+    monkeypatch.setattr(detail_tables, "MOST_EPOCHS", 26)
     assert epoch_table(report, "simple") == ""  # there are 27
 
 

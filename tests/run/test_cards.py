@@ -17,10 +17,11 @@ from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
 from comparison.run.turns import Run, run_once
+from comparison.show.detail_tables import card_table
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv
 from comparison.show.sentences import tell
-from comparison.show.tables import card_table, main_table
+from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_text
 from tests.fixtures import wait_until
 from tests.reports import configuration, each_epoch, each_outcome, make_result, markdown_of, report_of, runs

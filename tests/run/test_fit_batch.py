@@ -16,8 +16,9 @@ from comparison.run import fitting, forecast, session
 from comparison.run.fitting import next_batch, try_batch, with_largest
 from comparison.run.session import continued, run_comparison
 from comparison.run.turns import gpu_need, why_not_in_turns
+from comparison.show.detail_tables import trial_table
 from comparison.show.remarks import definitions
-from comparison.show.tables import main_table, trial_table
+from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import verdict
 from tests.reports import PROBE, configuration, each_epoch, make_result, markdown_of, report_of, runs

@@ -14,8 +14,8 @@ from comparison.run import tips as tips_module
 from comparison.run.observed import with_batch
 from comparison.run.tips import run_tips
 from comparison.show.advice import possible
+from comparison.show.detail_tables import tip_rows
 from comparison.show.report import TIPS, present
-from comparison.show.tables import tip_rows
 from tests.fixtures import PROJECT, small
 from tests.reports import configuration, each_epoch, make_result, report_of, runs
 

@@ -1,17 +1,22 @@
-"""Every figure of a comparison has all of its texts within its edges, however many panels, in both languages."""
+"""The figures of a comparison: what their titles and axes say, and that every text lies inside its figure."""
+
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
+from common.files.plots import draw_curves
 from comparison.judge.analysis import analyse
-from comparison.show import figures
+from comparison.methods import METHODS, UNKNOWN
+from comparison.show import figures, plots
+from comparison.show.sweep_plots import find_maps
+from comparison.show.verdict import where_time_goes
 from comparison.words import LANGUAGES, speaking
-from tests.reports import configuration, report_of, runs
-
-METHODS = ("ddp", "fsdp", "pipeline", "dp")
+from tests.reports import SINGLE, configuration, make_result, report_of, runs
 
 
 def rows(panels, kind):
-    """One device and so many other methods, each with two batches, and with two models if `kind` is a map."""
+    """One device and `panels` other methods, each with two batch sizes, and with two models if `kind` is a map."""
     values = [{"batch_size": batch} for batch in (64, 256)]
     if kind == "map":
         values = [{"model": model, **own} for model in ("lenet", "resnet8") for own in values]
@@ -20,7 +25,7 @@ def rows(panels, kind):
             configuration(method, values=own, **own),
             [*runs(method, (1.0 + number, 1.01, 1.02), count=1 + number % 2, global_batch_size=own["batch_size"])],
         )
-        for number, method in enumerate(("single", *METHODS[:panels]))
+        for number, method in enumerate(("single", "ddp", "fsdp", "pipeline", "dp")[: panels + 1])
         for own in values
     ]
 
@@ -32,6 +37,7 @@ def rows(panels, kind):
 def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(figures, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
+    monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
     monkeypatch.setattr(figures, "save_figure", lambda figure, path: shown.setdefault(path.name, figure))
     long = {"dataset": "synthetic-mnist-with-a-long-name", "batch_size": [64, 256], "max_steps": 100}
     report = report_of(*rows(panels, kind), fit_batch=kind == "fit", **long)
@@ -39,7 +45,80 @@ def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, 
         figures.draw_all(analyse(report), tmp_path)
     assert {"map.png" if kind == "map" else "sweep-batch-size.png", "curves.png", "speed-up.png"} <= {*shown}
     for name, figure in shown.items():
-        figure.set_dpi(150)  # as in the PNG
+        figure.draw_without_rendering()  # lays it out
         width, height = figure.get_size_inches()
-        box = figure.get_tightbbox()  # in inches, around all that is drawn
+        box = figure.get_tightbbox()  # in inches
         assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, (name, box, (width, height))
+
+
+def learned(method, *ends):
+    """A row whose runs have two epochs and end with these test accuracies; None stands for a failed run."""
+    results = runs(method, (2.0,) * len(ends), epochs=2)
+    made = [
+        replace(result, epochs=(result.epochs[0], replace(result.epochs[1], test_accuracy=end))) if end else "failed"
+        for result, end in zip(results, ends, strict=True)
+    ]
+    return configuration(method), made
+
+
+def test_accuracies_are_compared_between_runs_with_the_same_seed():
+    report = report_of(learned("single", 0.70, 0.80, 0.60), learned("ddp", None, 0.83, 0.62), learned("dp", None))
+    single, ddp, dp = report.rows
+    assert plots.differences(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
+    assert plots.differences(dp, single) == []
+    alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
+    for compared, finding in (
+        (report, "Final accuracy: every row within 2.5 points of its baseline (farthest: “DDP”)"),
+        (alike, "Final accuracy: every row within 0.1 points of its baseline"),
+        (report_of(SINGLE), "Accuracy over the training"),
+    ):
+        assert plots.curves_finding(analyse(compared)) == finding
+
+
+@pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])
+def test_accuracy_is_drawn_over_epochs_only_if_rows_differ_by_more_than_a_point(apart, axes):
+    report = report_of(learned("single", 0.70, 0.70), learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70))
+    panels = figures.FIGURES["curves.png"](analyse(report)).axes
+    assert [axis.get_xlabel() for axis in panels] == axes
+    for axis in panels:
+        single, ddp, _ = axis.get_lines()
+        assert single.get_ydata() == pytest.approx([60, 70])
+        assert ddp.get_ydata() == pytest.approx([60, 70 + 100 * apart])
+
+
+@pytest.mark.parametrize("seconds, scale", [(0.26, "linear"), (0.24, "log")])
+def test_the_axis_of_ratios_is_logarithmic_only_if_they_span_more_than_a_factor_of_eight(seconds, scale):
+    ddp = (configuration("ddp"), runs("ddp", (seconds, seconds * 1.01, seconds * 0.99)))
+    (axis,) = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, ddp))).axes
+    assert axis.get_xscale() == scale
+
+
+def test_a_dot_without_a_claim_says_so():
+    undecided = (configuration("ddp"), runs("ddp", (1.5, 2.5, 1.9)))
+    unequal = (configuration("fsdp"), runs("fsdp", (1.0, 1.01, 0.99), workers_per_process=2))
+    figure = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, undecided, unequal, allow_unequal=True)))
+    words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
+    assert words == ["UNEQUAL settings", "undecided", "", ""]
+
+
+def test_rows_that_cannot_be_used_are_never_named_the_fastest():
+    """DDP without exchange and FSDP with unequal settings are faster than DDP here."""
+    values = {"model": "mlp", "batch_size": 100}
+    rows = [(configuration(values=values, model="mlp"), runs(peak_memory_bytes=(100 * 2**20,)))]
+    for method, seconds, workers in (("ddp-no-sync", 0.5, 0), ("fsdp", 0.6, 2), ("ddp", 1.0, 0)):
+        planned = configuration(method, values=values, model="mlp", per_device_batch_size=50, num_workers=2 * workers)
+        used = {"count": 2, "peak_memory_bytes": (50 * 2**20,) * 2, "workers_per_process": workers}
+        rows.append((planned, runs(method, (seconds, seconds + 0.01, seconds - 0.01), **used)))
+    analysis = analyse(report_of(*rows, allow_unequal=True))
+    assert all(entry.standing.speed_up for entry in analysis.rows) and list(find_maps(analysis)) == ["ddp"]
+    name = "DDP (model mlp, batch size 100)"
+    assert plots.speed_up_finding(analysis.done).startswith(f"“{name}” is 2.00 times as fast")
+    assert [words.partition(":")[0] for words in where_time_goes(analysis)] == [name]
+
+
+def test_every_method_has_a_distinct_look(tmp_path):
+    looks = [method.look for method in (*METHODS.values(), UNKNOWN)]
+    for key in ("color", "linestyle", "marker"):
+        assert len({str(getattr(look, key)) for look in looks}) == len(looks)
+    file = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
+    assert file.name == "synthetic-mnist-lenet-ddp-2.png" and file.stat().st_size > 1e4

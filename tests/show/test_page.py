@@ -1,4 +1,4 @@
-"""The report as one HTML file: whole, well-formed, with nothing from elsewhere; and how a browser shows it."""
+"""report.html: a well-formed file without external resources, and how a browser shows it."""
 
 import functools
 import os
@@ -17,19 +17,19 @@ from comparison.show.report import write_html
 from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, report_of, runs
+from tests.reports import SINGLE, configuration, report_of, runs
 
 VOID = {"meta", "img", "br", "circle", "rect", "line"}
-TRACED = "cifar10-vgg"  # a comparison with a timeline
-SHOWN = (  # of several kinds; the widest table; the most to say
+TRACED = "cifar10-vgg"  # has a timeline
+SHOWN = (  # of several kinds, including the widest table and the most findings
     *("compare-synthetic", TRACED, "own-script"),
     *("benchmark/bind-lenet", "benchmark/pipeline-resnet8", "ladder-mnist"),
 )
-WIDTHS, SCREENSHOTS = (360, 400, 800, 1400, 1800), (360, 800, 1400)
+WIDTHS = (360, 400, 800, 1400, 1800)
 
 
 class Page(HTMLParser):
-    """Raises AssertionError where tags do not match; keeps tags with their attributes, and the text."""
+    """The tags with their attributes, and the texts. Raises AssertionError if tags do not match."""
 
     def __init__(self, file):
         super().__init__()
@@ -52,14 +52,9 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def page_of(report, tmp_path, figures=()):
-    write_html(analyse(report), tmp_path / "report.html", figures)
-    return Page(tmp_path / "report.html")
-
-
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """Return a committed comparison's report and its page, in English with all figures; each is written once."""
+    """Return a function: a committed comparison's report and page, written once, with figures if in English."""
 
     @functools.cache
     def committed(name, language=ENGLISH):
@@ -73,7 +68,7 @@ def committed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_a_committed_comparison_as_one_file(name, committed):
+def test_a_page_is_one_file_with_all_results(name, committed):
     report, file = committed(name)
     page, text = Page(file), file.read_text(encoding="utf-8")
     assert len(text.encode()) < 10**6
@@ -89,34 +84,23 @@ def test_a_committed_comparison_as_one_file(name, committed):
     timed = [row for row in report.rows if not row.simulated]
     epochs = sum(len(result.timed_epochs) for row in timed for result in row.results)
     assert len(page.every("circle")) == epochs  # every raw time
+    sliders = [values for values in page.every("svg") if values.get("role") == "slider"]
+    assert len(sliders) == len(timed) and all("{x} s" in values["data-words"] for values in sliders)
     assert {values.get("scope") for values in page.every("th")} == {"col", "row"}
 
 
-def test_figures_say_in_words_what_they_show(committed):
+def test_the_alternative_text_of_a_figure_is_its_title(committed):
     alts = [values["alt"] for values in Page(committed("compare-synthetic")[1]).every("img")]
     assert alts[1].startswith("“one process, all cores” is 1.72 times as fast as “one device” lenet on ")
     assert len(alts) == 3 and all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in alts)
 
 
-def test_charts_tell_their_numbers(tmp_path):
-    page = page_of(report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.01, 0.99)))), tmp_path)
-    dots = page.every("circle")
-    assert "SINGLE, block {n}, epoch {m}: {x} s" in [values.get("data-words") for values in page.every("svg")]
-    assert "2 3 2.020" in [values["data-at"] for values in dots]
-    assert len(dots) == 12 and max(float(values["cx"].rstrip("%")) for values in dots) == 100
-
-
-def test_an_exchange_that_no_phase_shows_is_said_to_be_in_others(tmp_path):
+def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path):
     fsdp = (configuration("fsdp", per_device_batch_size=50), runs("fsdp", (1.0, 1.01, 0.99), count=2, world_size=2))
-    said = "FSDP: exchange is in forward and backward"
-    assert said in " ".join(page_of(report_of(SINGLE, fsdp), tmp_path).texts)
-    assert said not in " ".join(page_of(report_of(SINGLE), tmp_path).texts)
-
-
-def test_what_comes_from_outside_is_text(tmp_path):
-    label = "<script>alert(1)</script>"
-    report = report_of((configuration("single", command=(label,)), ["failed"]), DDP, dataset=label)
-    assert len(page_of(report, tmp_path).every("script")) == 1  # its own
+    for rows, said in (([SINGLE, fsdp], True), ([SINGLE], False)):
+        write_html(analyse(report_of(*rows)), tmp_path / "report.html", [])
+        texts = " ".join(Page(tmp_path / "report.html").texts)
+        assert ("FSDP: exchange is in forward and backward" in texts) == said
 
 
 # ---- in a browser
@@ -130,11 +114,15 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
-def place(tmp_path):
-    """Where pictures go: the directory SCREENSHOTS, if it is set."""
-    place = Path(os.environ.get("SCREENSHOTS", tmp_path))
-    place.mkdir(exist_ok=True)
-    return place
+def screenshot(browser):
+    """Return a function that writes a screenshot into the directory SCREENSHOTS, if it is set."""
+
+    def screenshot(name):
+        if place := os.environ.get("SCREENSHOTS"):
+            Path(place).mkdir(exist_ok=True)
+            browser.screenshot(Path(place) / f"{name.replace('/', '-')}.png")
+
+    return screenshot
 
 
 OVERFLOW = """[document.documentElement.scrollWidth - document.documentElement.clientWidth,
@@ -146,11 +134,10 @@ OVERFLOW = """[document.documentElement.scrollWidth - document.documentElement.c
 
 @needs_chromium
 @pytest.mark.parametrize("name, language", [*((name, "en") for name in SHOWN), ("compare-synthetic", "zh")])
-def test_nothing_is_cut_off_at_any_width(name, language, committed, browser, place):
+def test_nothing_is_cut_off_at_any_width(name, language, committed, browser, screenshot):
     for width in WIDTHS:
         browser.open(committed(name, language)[1], width)
-        if width in SCREENSHOTS:
-            browser.screenshot(place / f"{name.replace('/', '-')}-{language}-{width}.png")
+        screenshot(f"{name}-{language}-{width}")
         browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
         assert browser.ask(OVERFLOW) == [0], width
     assert browser.errors == []
@@ -158,9 +145,9 @@ def test_nothing_is_cut_off_at_any_width(name, language, committed, browser, pla
 
 @needs_chromium
 @pytest.mark.parametrize("name", SHOWN)
-def test_it_prints_on_two_pages(name, committed, browser, place):
+def test_a_page_prints_on_two_sheets(name, committed, browser, tmp_path):
     browser.open(committed(name)[1], 1400, dark=True)
-    assert 1 <= browser.print_to(place / f"{name.replace('/', '-')}.pdf") <= 2
+    assert 1 <= browser.print_to(tmp_path / "report.pdf") <= 2
     browser.do("Emulation.setEmulatedMedia", media="print")
     shown = browser.ask(
         "[...document.querySelectorAll('section, details')].filter(part => part.checkVisibility())"
@@ -170,7 +157,7 @@ def test_it_prints_on_two_pages(name, committed, browser, place):
     assert [part for part in shown if part != "warned"] == ["answers", "times", "phases"]
 
 
-# [contrast, what, its text] of each part that is seen: texts against 4.5, parts of figures against 3
+# Number of visible parts, and [contrast, HTML] of those with too little: texts need 4.5, parts of figures 3 (WCAG).
 CONTRASTS = """(() => {
     const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
     const light = color => { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
@@ -198,12 +185,12 @@ CONTRASTS = """(() => {
 
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_everything_has_contrast_enough(dark, committed, browser, place):
+def test_everything_has_enough_contrast(dark, committed, browser, screenshot):
     browser.open(committed(TRACED)[1], 1400, dark)
     assert (browser.ask("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)") == dark
     browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
-    browser.screenshot(place / f"{TRACED}-open-{'dark' if dark else 'light'}.png")
-    browser.hover(".times tr")  # a highlighted row, with a time beside it
+    screenshot(f"{TRACED}-open-{'dark' if dark else 'light'}")
+    browser.hover(".times tr")  # highlights the row and shows a time
     seen, poor = browser.ask(CONTRASTS)
     assert poor == [] and seen > 500 and browser.ask("!document.querySelector('output').hidden")
 
@@ -237,7 +224,7 @@ ROW = ".answers tbody tr:nth-child(2)"
 
 
 @needs_chromium
-def test_a_row_is_highlighted_wherever_it_is(committed, browser):
+def test_a_row_is_highlighted_in_all_parts(committed, browser):
     browser.open(committed(TRACED)[1], 1400)
     everywhere = [[part, "DDP ×2, gloo"] for part in ("answers", "times", "phases", "timeline")]
     on, kept = (LINKED.replace("HOW", how) for how in ("on", "kept"))
@@ -258,9 +245,9 @@ def test_a_row_is_highlighted_wherever_it_is(committed, browser):
 
 
 @needs_chromium
-def test_every_raw_time_is_told_to_a_pointer_a_finger_and_a_keyboard(committed, browser):
+def test_every_raw_time_is_shown_to_pointer_touch_and_keyboard(committed, browser):
     browser.open(committed("compare-synthetic")[1], 360)
-    strip = ".times tr:nth-child(6) svg"  # of the longest times
+    strip = ".times tr:nth-child(6) svg"  # the row with the longest times
     places = browser.ask(f"[...document.querySelectorAll('{strip} circle')].map(dot => dot.dataset.at.split(' '))")
     words = [f"FSDP ×2, gloo, block {block}, epoch {epoch}: {seconds} s" for block, epoch, seconds in places]
     seconds = [float(seconds) for *_, seconds in places]

@@ -1,4 +1,4 @@
-"""What a comparison prints at its end is one screen, and says what to do."""
+"""The screen that a comparison prints at its end, and the next step that it suggests."""
 
 import re
 import unicodedata
@@ -16,7 +16,7 @@ from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, full_report, report_of, runs
+from tests.reports import DDP, SINGLE, configuration, each_epoch, full_report, report_of, runs
 
 FILES = [file for file in sorted((PROJECT / "figures").rglob("results.json")) if "false-alarms" not in str(file)]
 NAMES = [str(file.parent.relative_to(PROJECT / "figures")) for file in FILES]
@@ -31,43 +31,37 @@ def columns(line):
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
-def test_every_committed_comparison_is_one_screen(file, width, language):
+def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, width, language):
     analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
     proofs = find_proofs(analysis, proof) if proof else []
     with speaking(language):
         text = terminal_text(analysis, proofs, width=width)
-
-    def usable(entry):
-        ratio = analysis.beside_best(entry)
-        return ratio and ratio.low and not any(entry.name in decision.out for decision in analysis.decisions)
-
-    assert len(text.splitlines()) <= LINES < 24 and max(map(columns, text.splitlines())) <= width
-    assert "\x1b" not in text
-    cells = [re.split(" {2,}", line) for line in text.splitlines()]
-    told = {
-        str(analysis.beside_best(entry)): analysis.beside_best(entry).value for entry in analysis.rows if usable(entry)
-    }
-    place = next(
-        (line.index(cell) for line in cells for cell in line if cell.startswith(("Relative [", "相对时间 ["))), 0
-    )
-    found = [told[line[place]] for line in cells if line[place : place + 1] and line[place] in told]
-    assert sorted(found) == found and {*found} == {*told.values()}
+    lines = text.splitlines()
+    assert len(lines) <= LINES < 24 and max(map(columns, lines)) <= width and "\x1b" not in text
+    excluded = {name for decision in analysis.decisions for name in decision.out}
+    ratios = [analysis.beside_best(entry) for entry in analysis.rows if entry.name not in excluded]
+    values = {str(ratio): ratio.value for ratio in ratios if ratio and ratio.low}
+    cells = [re.split(" {2,}", line) for line in lines]
+    heads = [line.index(cell) for line in cells for cell in line if cell.startswith(("Relative [", "相对时间 ["))]
+    column = heads[0] if heads else 0
+    shown = [values[line[column]] for line in cells if len(line) > column and line[column] in values]
+    assert sorted(shown) == shown and {*shown} == {*values.values()}
 
 
 def checked(status):
-    """Checks of one device's weights and of DDP's."""
+    """The checks of the baseline and of DDP."""
     return {"single": Equivalence(0.0, "ok", ""), "ddp": Equivalence(1.5e-8 if status == "ok" else 0.3, status, "")}
 
 
 @pytest.mark.parametrize("status", ["failed", "expected"])
-def test_rows_with_other_weights_are_not_called_the_same(status):
+def test_rows_with_different_weights_are_not_counted_as_matching(status):
     text = terminal_text(analyse(report_of(SINGLE, DDP, equivalence=checked(status))))
     assert "Weights" not in text
     for said in ("\nNext: fix “DDP”", ": computes something else: its weights differ by 3.0e-01"):
         assert (said in text) == (status == "failed")
 
 
-def test_the_order_and_what_is_in_it():
+def test_the_screen_has_title_recommendation_table_and_notes():
     memory = (3 * 2**30, 2**30)
     ddp = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, peak_memory_bytes=memory))
     report = report_of(SINGLE, ddp, equivalence=checked("ok"))
@@ -80,7 +74,7 @@ def test_the_order_and_what_is_in_it():
         ["DDP", "1.50", "1.00", "4,096"],
         ["SINGLE", "2.50", "1.67 [1.66, 1.67]", "0.0"],
     ]
-    assert ": 0.36 on 4 devices." in terminal_text(analyse(full_report()))  # 2 were measured
+    assert ": 0.36 on 4 devices." in terminal_text(analyse(full_report()))  # the speed-up on 2 devices was measured
     assert "within 1.5e-08" in notes and notes.endswith("Causes, figures and definitions: a/report.html")
 
 
@@ -93,7 +87,7 @@ def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     assert lines[4].endswith("failed: signal 9") and lines[5].endswith("skipped: needs 2 GPUs, found none")
 
 
-def test_of_many_rows_the_first_and_the_baseline_are_shown():
+def test_the_table_of_many_rows_has_the_first_ones_and_the_baseline():
     others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(14)]
     text = terminal_text(analyse(report_of(*others, (configuration("single"), runs(seconds=(3.0,) * 3)))), width=80)
     lines = text.split("\n\n")[2].splitlines()
@@ -101,9 +95,8 @@ def test_of_many_rows_the_first_and_the_baseline_are_shown():
     assert len(text.splitlines()) <= LINES
 
 
-def test_a_row_that_must_not_be_used_has_the_reason_in_its_line():
-    worse = [replace(result, epochs=(*result.epochs[:-1], replace(result.epochs[-1], test_accuracy=0.5)))
-             for result in DDP[1]]  # fmt: skip
+def test_an_excluded_row_shows_the_reason():
+    worse = [each_epoch(result, test_accuracy=0.5) for result in DDP[1]]
     text = terminal_text(analyse(report_of(SINGLE, (DDP[0], worse))))
     assert re.search(r"^DDP +excluded: accuracy 30\.0 points lower$", text, re.MULTILINE)
 
@@ -112,18 +105,18 @@ def test_a_disturbed_ratio_claims_nothing():
     table = terminal_text(analyse(report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5}))).split("\n\n")[2]
     assert "1.67 disturbed" in table and "," not in table
     results = [row["Result"] for row in answer_rows(analyse(report_of(SINGLE, DDP, foreign_cores={"ddp": 0.9})))]
-    assert results == ["disturbed", "disturbed"]  # and not the fastest
+    assert results == ["disturbed", "disturbed"]  # rather than fastest
 
 
 def trained(size, seconds):
-    """Rows of one device and of DDP that train with batches of a size."""
+    """A baseline and a DDP row that train with a batch size."""
     values = {"values": {"batch_size": size}, "batch_size": size}
     ranks = runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=size // 2, global_batch_size=size)
     ddp = configuration("ddp", **{**values, "per_device_batch_size": size // 2})
     return (configuration(**values), runs(global_batch_size=size)), (ddp, ranks)
 
 
-def test_of_several_trainings_each_has_a_line():
+def test_each_of_several_batch_sizes_has_its_line():
     report = report_of(*trained(64, (1.0, 1.01, 0.99)), *trained(512, (1.5, 1.51, 1.49)))
     advice = terminal_text(analyse(report)).split("\n\n")[1].splitlines()
     assert [line.partition(" times")[0] for line in advice if " times" in line] == [
@@ -133,16 +126,14 @@ def test_of_several_trainings_each_has_a_line():
 
 
 def of_two_cores(report):
-    report.environment["cores"] = 2
-    return report
+    return replace(report, environment={**report.environment, "cores": 2})
 
 
 def again(report):
-    """The same, with a twin of the baseline that takes half as long."""
-    (baseline,) = [row for row in report.plan if row.name == "single"]
-    twin = replace(baseline, name="single-again", role="twin", against="single")
-    halves = [replace(run, configuration=twin.name, result=_half(run.result)) for run in report.outcomes
-              if run.configuration == "single"]  # fmt: skip
+    """The report with a twin of the baseline that takes half as long."""
+    twin = replace(report.plan[0], name="single-again", role="twin", against="single")
+    runs = [run for run in report.outcomes if run.configuration == "single"]
+    halves = tuple(replace(run, configuration=twin.name, result=_half(run.result)) for run in runs)
     order = (*report.order, *((run.block, run.configuration) for run in halves))
     return replace(report, plan=(*report.plan, twin), outcomes=(*report.outcomes, *halves), order=order)
 
@@ -151,11 +142,12 @@ def _half(result):
     return replace(result, epochs=tuple(replace(one, train_seconds=one.train_seconds / 2) for one in result.epochs))
 
 
+INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
-LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # as long, from start to end
-NEXT = {  # what makes it the most valuable → (a report, what to type or do)
+LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
+NEXT = {  # situation → (report, part of the next step)
     "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
-    "interrupted": (replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5]), "--resume"),
+    "interrupted": (INTERRUPTED, "--resume"),
     "failed": (report_of(SINGLE, DDP, (configuration("mp"), ["failed"])), "mp-1.log"),
     "without all cores": (of_two_cores(report_of(SINGLE, DDP)), "add single-all-cores to --methods"),
     "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
@@ -171,45 +163,49 @@ NEXT = {  # what makes it the most valuable → (a report, what to type or do)
 
 
 @pytest.mark.parametrize("kind", NEXT)
-def test_the_most_valuable_thing_to_do_next(kind):
+def test_the_most_useful_next_step(kind):
     report, expected = NEXT[kind]
-    told = [sentence for sentence in next_step(analyse(report)) if sentence.startswith("Next: ")]
-    assert (expected in told[0]) if expected else not told
-    assert all(" ".join(sentence.split()) in " ".join(terminal_text(analyse(report)).split()) for sentence in told)
+    steps = next_step(analyse(report))
+    assert [expected in step for step in steps] == ([True] if expected else [])
+    screen = " ".join(terminal_text(analyse(report)).split())
+    assert all(" ".join(step.split()) in screen for step in steps)
 
 
-def test_what_makes_the_result_doubtful_stands_above_it():
-    interrupted = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
-    for report, said in (
-        (interrupted, "interrupted after 5 of 6 runs"),
+@pytest.mark.parametrize(
+    "report, doubt",
+    [
+        (INTERRUPTED, "\nINCOMPLETE: interrupted after 5 of 6 runs."),
         (again(report_of(SINGLE, DDP)), "A/A test failed"),
-    ):
-        title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
-        assert said in title and "Recommendation" in advice
-    assert terminal_text(analyse(report_of(SINGLE, DDP))).split("\n\n")[0] == report_of(SINGLE, DDP).title
+        (report_of(SINGLE, DDP), ""),
+    ],
+    ids=["interrupted", "twins", "none"],
+)
+def test_doubts_stand_above_the_recommendation(report, doubt):
+    title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
+    assert "Recommendation" in advice and (doubt in title if doubt else title == report.title)
 
 
-def test_warnings_are_counted_and_verbose_tells_them():
+def test_warnings_are_counted_and_listed_if_verbose():
     noisy = (configuration("fsdp"), runs("fsdp", (1.2, 1.5, 2.1), first=9.0))
     text, all_of_it = (terminal_text(analyse(report_of(SINGLE, DDP, noisy)), verbose=more) for more in (False, True))
     assert text.splitlines()[-1] == "2 warnings (noisy runs in 1 row): report.md" and "WARNING" not in text
     assert all_of_it.count("\n\nFSDP: its ") == 2 and all_of_it.count("Noisy runs: ") == 1
 
 
-def test_where_time_goes_is_said_of_the_fastest_parallel_row_that_is_proved_to_be_off_and_not_disturbed():
-    off = (DDP[0], runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2))
-    for rows, busy, told in (
-        ([SINGLE, SLOW, off], 0.0, ["DDP"]),
-        ([SINGLE, SLOW, off], 0.9, ["FSDP"]),
-        ([SINGLE, SLOW, DDP], 0.0, ["FSDP"]),
-        ([SINGLE], 0, []),
-    ):
-        text = terminal_text(analyse(report_of(*rows, foreign_cores={"ddp": busy})), verbose=True)
-        assert re.findall(r"(\w+): a step takes", text) == told
+OFF = (DDP[0], runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2))
+
+
+@pytest.mark.parametrize(
+    "rows, busy, told",
+    [([SLOW, OFF], 0.0, ["DDP"]), ([SLOW, OFF], 0.9, ["FSDP"]), ([SLOW, DDP], 0.0, ["FSDP"]), ([], 0.0, [])],
+)
+def test_where_time_goes_in_the_fastest_undisturbed_row_that_differs_from_ideal_scaling(rows, busy, told):
+    text = terminal_text(analyse(report_of(SINGLE, *rows, foreign_cores={"ddp": busy})), verbose=True)
+    assert re.findall(r"(\w+): a step takes", text) == told
 
 
 @pytest.mark.parametrize("width", [FEWEST, 80])
-def test_a_long_name_is_cut_and_columns_that_do_not_decide_are_left_out(width):
+def test_a_long_name_is_cut_and_the_column_of_accuracies_left_out(width):
     long = (replace(DDP[0], label="DDP with a very long name that nobody shortens"), DDP[1])
     text = terminal_text(analyse(report_of(SINGLE, long)), width=width)
     table = text.split("\n\n")[2]
@@ -220,7 +216,7 @@ def test_a_long_name_is_cut_and_columns_that_do_not_decide_are_left_out(width):
 @pytest.mark.parametrize(
     "terminal, columns, expected", [(True, "80", 80), (True, "220", MOST), (True, "20", FEWEST), (False, "100", USUAL)]
 )
-def test_columns(terminal, columns, expected, monkeypatch):
+def test_the_width_of_the_terminal_is_used_within_limits(terminal, columns, expected, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", columns)
     assert terminal_columns() == expected

@@ -1,4 +1,4 @@
-"""What a comparison says in Chinese: every template is translated, tables stand in columns, figures have a font."""
+"""Output in Chinese: every template is translated, columns are aligned, and figures have a font."""
 
 import ast
 import re
@@ -22,13 +22,13 @@ from comparison.words import (
     catalogue,
     count,
     join,
-    key_of,
     named,
-    places_of,
+    placeholders,
     render,
     say,
     speaking,
     translations,
+    without_formats,
 )
 from tests.fixtures import PROJECT
 from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps
@@ -37,7 +37,7 @@ COMMITTED = [
     PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")
 ]
 TABLES = catalogue("zh")
-# Words that no name has: where one of them is left, a sentence has no translation.
+# Words that occur in no name. A sentence that still has one is not translated.
 ENGLISH = re.compile(
     r"\b(the|of|is|are|was|were|with|than|more|less|not|for|and|its|it|at|in|per|an?|each|only|on|out|"
     r"from|to|by|as|that|which|has|have|be|no)\b",
@@ -46,7 +46,7 @@ ENGLISH = re.compile(
 
 
 def texts(node):
-    """The texts that an expression can be."""
+    """All string values of an expression."""
     if isinstance(node, ast.IfExp):
         return [*texts(node.body), *texts(node.orelse)]
     if isinstance(node, ast.Dict):
@@ -55,7 +55,7 @@ def texts(node):
 
 
 def templates():
-    """What say() and its like are given anywhere in comparison/."""
+    """All templates passed to say(), render() and count() in comparison/."""
     found, nouns = set(), {(noun, *endings, "s")[:2] for noun, *endings in NOUNS.values()}
     for file in (PROJECT / "comparison").rglob("*.py"):
         source = file.read_text(encoding="utf-8")
@@ -67,22 +67,22 @@ def templates():
                 nouns.add((*(argument.value for argument in node.args[1:]), "s")[:2])
             if isinstance(node, ast.Assign) and "template" in getattr(node.targets[0], "id", "").lower():
                 found |= {*texts(node.value)}
-            if file.stem in ("tables", "sections") and isinstance(node, ast.Dict):  # headings
+            if file.stem in ("tables", "detail_tables", "sections") and isinstance(node, ast.Dict):  # headings
                 found |= {text for heading in node.keys if heading for text in texts(heading)}
-    return {*map(key_of, found)} | {f"{{n}} {noun}{end}" for noun, plural in nouns for end in ("", plural)}
+    return {*map(without_formats, found)} | {f"{{n}} {noun}{end}" for noun, plural in nouns for end in ("", plural)}
 
 
 def small(text):
     return text[:1].lower() + text[1:]
 
 
-def test_every_template_has_its_chinese_and_no_chinese_is_left_over():
-    known, said = translations("zh"), templates()
-    worded = {text for text in said if re.search("[A-Za-z]{2}", re.sub(r"\{\w*\}", "", text))}
+def test_every_template_is_translated_and_every_translation_is_used():
+    known, used = translations("zh"), templates()
+    worded = {text for text in used if re.search("[A-Za-z]{2}", re.sub(r"\{\w*\}", "", text))}
     assert not {text for text in worded if text not in known and small(text) not in known} - {"GPU", "ok"}
-    assert not {text for text in TABLES["sentences"] if not {text, text[:1].upper() + text[1:]} & said}
+    assert not {text for text in TABLES["sentences"] if not {text, text[:1].upper() + text[1:]} & used}
     for english, chinese in known.items():
-        assert {*places_of(chinese)} <= {*places_of(english)}, english
+        assert {*placeholders(chinese)} <= {*placeholders(english)}, english
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_every_template_has_its_chinese_and_no_chinese_is_left_over():
     [*map(read_results, COMMITTED), full_report(), two_sweeps(), report_of(SINGLE, DDP)],
     ids=[*(file.parent.name for file in COMMITTED), "full", "sweeps", "two"],
 )
-def test_nothing_english_is_left(report):
+def test_nothing_is_left_in_english(report):
     analysis = analyse(report)
-    asides = {result.reason for row in report.all_rows for result in row.results}  # which files have in plain English
+    asides = {result.reason for row in report.all_rows for result in row.results}  # stored in English
     with speaking("zh"):
         shown = [terminal_text(analysis)]
         for section in sections(analysis, [], [], "plain"):
@@ -105,7 +105,7 @@ def test_nothing_english_is_left(report):
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(width):
+def test_chinese_lines_fit_the_terminal_and_its_columns_are_aligned(width):
     def columns(text):
         return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
 
@@ -117,7 +117,7 @@ def test_lines_of_a_terminal_are_no_longer_and_columns_stand_below_each_other(wi
     assert len({columns(line[: number.end()]) for line, number in found if number}) == 1
 
 
-def test_a_sentence_is_rendered_from_its_template_and_its_values():
+def test_sentences_are_rendered_in_both_languages():
     share = say("Scaling efficiency {n:.0f}% on {units}.", n=72.6, units=count(2, "device"))
     assert {*LANGUAGES} == {"en", "zh"} and say("faster").capital == "Faster"
     for text, english, chinese in (
@@ -147,7 +147,7 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
     assert not [text for text in [*drawn, *(figure.get_suptitle() for figure in shown)] if ENGLISH.search(text)]
 
 
-def test_a_figure_without_a_font_is_refused_before_anything_runs(monkeypatch):
+def test_a_missing_font_is_an_error_before_anything_runs(monkeypatch):
     monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: ["DejaVu Sans"])
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh", "--dry-run"])
     with pytest.raises(SuiteError, match="no font with Chinese characters") as refused:

@@ -1,0 +1,62 @@
+"""--diff: two comparisons side by side on one screen."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from comparison.results_file import read_results
+from comparison.show.diff import describe_difference
+from comparison.show.terminal import LINES
+from tests.fixtures import PROJECT
+from tests.reports import DDP, SINGLE, configuration, report_of, row_of, runs
+
+NO_CLAIM = "To claim a difference, measure both in turns: --against."
+
+
+def test_equal_rows_are_compared_without_a_claim_and_other_rows_are_not():
+    before = report_of(SINGLE, DDP, (configuration("mp"), runs("mp", simulated=True)))
+    unequal = [replace(result, global_batch_size=200) for result in DDP[1]]
+    after = report_of((configuration(), runs(seconds=(1.0, 1.01, 0.99))), (DDP[0], unequal), row_of("dp"), lr=0.1)
+    text = describe_difference(before, replace(after, environment={**after.environment, "torch": "2.15.0"}), 200)
+    assert not re.search(r"faster|slower|equal|\[", text) and NO_CLAIM in text
+    for pattern in (
+        *(r"SINGLE +2.00 +1.00 +2.00\n", "“DDP”: refused: global batch 200 instead of 100"),
+        *(r"MP +2.00 +– +–\n", "“MP”, “DP”: not in both"),
+        *("Different machine: torch 2.11.0 → 2.15.0.", "Different settings: lr None → 0.1."),
+    ):
+        assert re.search(pattern, text), pattern
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"config": {"lr_milestones": [3]}}, r"every row: refused: lr_milestones \[3\] instead of None"),
+        ({"config": {"cuda_graph": True}}, "every row: refused: cuda_graph True instead of False"),
+        ({"config": {"seed": 7}}, r"1.00\n[^~]*every row: seed 7 instead of 42"),
+        (
+            {"threads_per_process": 4, "devices": ("cuda:0 (NVIDIA H200)",)},
+            r"1.00\n[^~]*every row: device cuda \(NVIDIA H200\) instead of cpu; threads per device 4 instead of 1",
+        ),
+    ],
+)
+def test_other_work_is_refused_and_another_machine_is_only_mentioned(changed, words):
+    config = {**SINGLE[1][0].config, **changed.get("config", {})}
+    other = [replace(result, **{**changed, "config": config}) for result in SINGLE[1]]
+    text = describe_difference(report_of(SINGLE), report_of((configuration(), other)), 200)
+    assert re.search(words, text), text
+
+
+def test_a_disturbed_row_is_marked():
+    report = report_of(SINGLE, foreign_cores={"single": 0.5})
+    assert "every row: A disturbed; B disturbed." in describe_difference(report, report)
+
+
+def test_the_difference_of_two_long_comparisons_fits_one_screen():
+    before, after = (
+        read_results(PROJECT / "figures" / name / "results.json") for name in ("cifar10-vgg", "ladder-mnist")
+    )
+    for one, other in ((before, after), (after, before), (after, after)):
+        lines = describe_difference(one, other).splitlines()
+        assert len(lines) <= LINES and max(map(len, lines)) <= 80
+        assert NO_CLAIM in " ".join(lines)
