@@ -14,10 +14,11 @@ from common.files.probe import Bucket
 from common.settings.config import RunConfig, flags_that
 from comparison.judge import analysis
 from comparison.judge.analysis import analyse
+from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
 from comparison.judge.projection import Link
-from comparison.judge.statistics import ratios, residual_deviation, resolution
+from comparison.judge.statistics import resolution
 from comparison.methods import METHODS, UNKNOWN
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
