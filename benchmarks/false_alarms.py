@@ -24,7 +24,7 @@ from common.files.writing import write_text
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import non_negative_int, positive_int
-from comparison.judge.measures import run_seconds
+from comparison.judge.blocks import adjusted_means, ratios
 from comparison.judge.statistics import (
     CONFIDENCE,
     EQUAL,
@@ -33,10 +33,9 @@ from comparison.judge.statistics import (
     SLOWER,
     UNDECIDED,
     Ratio,
-    adjusted_means,
     look_confidence,
-    ratios,
 )
+from comparison.judge.summaries import run_seconds
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.rows import Row

@@ -25,7 +25,8 @@ from common.files.results import EpochRecord, RunResult  # noqa: E402
 from common.models.build import build_model  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from common.settings.schedules import build_schedule  # noqa: E402
-from comparison.judge.statistics import Ratio, ratios  # noqa: E402
+from comparison.judge.blocks import ratios  # noqa: E402
+from comparison.judge.statistics import Ratio  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
 
 # What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.

@@ -32,10 +32,10 @@ from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import one_of
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import Finding
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess
 from comparison.judge.steps import LATE
+from comparison.judge.summaries import Finding
 from comparison.methods import Machine
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import Report

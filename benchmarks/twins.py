@@ -27,8 +27,8 @@ from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_int
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import run_seconds
 from comparison.judge.statistics import SLOWER
+from comparison.judge.summaries import run_seconds
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, twin_of
 from comparison.plan.plan import make_order, make_plan

@@ -19,7 +19,6 @@ ROOMS = (  # each may import those before it
 LONG = {  # more than 300 lines; no other module may become so long
     *("common.programs.probe", "common.settings.config", "common.observer.training_observer"),
     *("comparison.methods", "comparison.rows", "comparison.show.tables"),
-    *("comparison.judge.measures", "comparison.judge.statistics"),
 }
 PLACES = ("*.py", "common/**/*.py", "comparison/**/*.py")
 FILES = [file for place in PLACES for file in PROJECT.glob(place) if file.name != "__init__.py"]

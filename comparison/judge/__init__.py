@@ -1,1 +1,1 @@
-"""What the numbers say."""
+"""Statistics and conclusions from the measurements."""

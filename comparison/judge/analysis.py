@@ -1,30 +1,50 @@
-"""All that is derived from a comparison's raw results, computed once; tables, figures and words only show it."""
+"""Everything derived from a comparison's raw results, computed once; comparison.show only presents it."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.files.results import RunResult
+from comparison.judge.blocks import Table
 from comparison.judge.decision import Decision, decide
 from comparison.judge.fairness import compare_with_baselines, differences, equal_images
-from comparison.judge.measures import Measures, Resolution, Summary, block_times, measure
+from comparison.judge.measures import Measures, Resolution, block_times, measure
 from comparison.judge.projection import Projection, project
-from comparison.judge.row_analysis import RowAnalysis, analyse_row, entry_of
-from comparison.judge.statistics import FASTER, Ratio, Table
-from comparison.judge.sweeps import Sweep, find_sweeps
+from comparison.judge.row_analysis import RowAnalysis, analyse_row
+from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.summaries import Summary
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import TRAINED, options_of
 from comparison.record import Report
 from comparison.rows import Outcome, Row
 
-WORTH = 1.03  # times as fast in its first launch is an option that is launched again
+WORTH = 1.03  # speed-up in its first launch from which an option is launched again
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """At least two rows that differ only in the swept setting `name`, in the order of its values; none is simulated.
+
+    ratios: how many times as long as the first row each other row takes. fastest: the rows that may be the fastest;
+    none if a row is disturbed.
+    """
+
+    name: str
+    rows: tuple[RowAnalysis, ...]
+    ratios: tuple[Ratio, ...]
+    fastest: tuple[RowAnalysis, ...]
+
+    def value(self, entry: RowAnalysis) -> object:
+        """Return the value of the swept setting in a row."""
+        return entry.row.configuration.values[self.name]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row and its counterpart (see comparison.plan.counterparts), if both have a run that ended well.
+    """A row and its counterpart (see comparison.plan.counterparts), both with a successful run.
 
-    summary: the counterpart's. ratio: how many times as fast the row is; None where the two do not train equally many
+    summary: the counterpart's. ratio: how many times as fast the row is; None if the two train different numbers of
     images. differences: in what should be equal between rows, each with both values.
     """
 
@@ -37,9 +57,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class Tip:
-    """A row with options. ratio: how many times as fast it is as the plain row, None if it has no time.
+    """A row with options. ratio: how many times as fast it is as the plain row; None if it has no time.
 
-    accuracy: 0..1, of a whole training with it; None where there was none.
+    accuracy: after a whole training with the options, 0..1; None if there was none.
     """
 
     options: tuple[str, ...]
@@ -55,16 +75,16 @@ class Tip:
 
     @property
     def speed(self) -> float:
-        """How many times as fast it is, 0 if it has no time."""
+        """How many times as fast it is; 0 if it has no time."""
         return self.ratio.value if self.ratio else 0.0
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """A report and what is derived from it. sweeps: one for each swept setting and method that has several values.
+    """A report and everything derived from it. sweeps: one for each method and swept setting with several values.
 
-    pairs: of rows and counterparts, by role. resolution: None where there are too few runs to tell. tips: what options
-    make of the row to use, by a comparison of their own (see comparison.run.tips).
+    pairs: rows and their counterparts, by role. resolution: None with too few runs. tips: the effect of options on the
+    recommended row, from a comparison of their own (see comparison.run.tips).
     """
 
     report: Report
@@ -78,32 +98,32 @@ class Analysis:
 
     @property
     def done(self) -> list[RowAnalysis]:
-        """The rows that have a run that ended well."""
+        """The rows with a successful run."""
         return [entry for entry in self.rows if entry.row.results]
 
     @property
     def same_images(self) -> bool:
-        """Whether the epochs of all rows hold equally many images, so that their times per epoch are comparable."""
+        """Whether the epochs of all rows have equally many images, so that their times per epoch are comparable."""
         return equal_images(entry.row.results[0] for entry in self.done)
 
     def beside_best(self, entry: RowAnalysis) -> Ratio | None:
-        """Return how many times as long as the row to use, of the same training, a row takes."""
-        return next((found.ratios[entry.name] for found in self.decisions if entry.name in found.ratios), None)
+        """Return how many times as long a row takes as the recommended row of the same training."""
+        return next((decision.ratios[entry.name] for decision in self.decisions if entry.name in decision.ratios), None)
 
     def of(self, row: Row) -> RowAnalysis:
-        """Return what is derived from a row."""
-        return entry_of(self.rows, row)
+        """Return the analysis of a row."""
+        return next(entry for entry in self.rows if entry.row is row)
 
 
 def analyse(report: Report) -> Analysis:
-    """Return all that is derived from the raw results of a comparison."""
+    """Return everything derived from the raw results of a comparison."""
     measures = measure(report)
     standings = compare_with_baselines(report, measures)
     rows = tuple(analyse_row(report, row, standings[row.configuration.name], measures) for row in report.rows)
     return Analysis(
         report,
         rows,
-        find_sweeps(report, rows, measures.asked),
+        _find_sweeps(report, rows, measures.asked),
         project(report, measures.summaries),
         decide(report, rows, measures),
         measures.resolution,
@@ -112,7 +132,8 @@ def analyse(report: Report) -> Analysis:
 
 
 def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Measures) -> tuple[Pair, ...]:
-    """The intervals of all pairs of a role together have the report's confidence (Bonferroni's inequality)."""
+    """Pair rows with their counterparts. The intervals of one role together have the report's confidence (Bonferroni's
+    inequality)."""
     by_name = {entry.name: entry for entry in rows if entry.row.results}
     couples = [
         (by_name[other.configuration.against], other)
@@ -130,41 +151,69 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
     return tuple(pairs)
 
 
-# ---- what options make of the row to use
+# ---- sweeps
+
+
+def _find_sweeps(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> tuple[Sweep, ...]:
+    groups: dict[tuple[str, str], list[RowAnalysis]] = {}
+    for name in report.swept:
+        for entry in rows:
+            if name in entry.row.configuration.values and entry.row.results and not entry.row.simulated:
+                groups.setdefault((name, entry.row.series(name)), []).append(entry)
+    return tuple(_sweep(name, entries, asked) for (name, _), entries in groups.items() if len(entries) > 1)
+
+
+def _sweep(name: str, entries: list[RowAnalysis], asked: Table) -> Sweep:
+    ratios = asked.ratios(entries[0].name, [entry.name for entry in entries[1:]])
+    disturbed = any(entry.row.disturbed for entry in entries)
+    fastest = [] if disturbed else _tied_for_fastest(entries, asked)
+    return Sweep(name, tuple(entries), tuple(ratio.inverse for ratio in ratios), tuple(fastest))
+
+
+def _tied_for_fastest(entries: Sequence[RowAnalysis], asked: Table) -> list[RowAnalysis]:
+    """Return the fastest row, with two runs if any row has two, and all rows that do not differ from it provably."""
+    fastest = min(
+        [entry for entry in entries if entry.summary.runs > 1] or entries,
+        key=lambda entry: entry.summary.asked_seconds or math.inf,
+    )
+    others = [entry for entry in entries if entry is not fastest]
+    ratios = asked.ratios(fastest.name, [other.name for other in others])
+    tied = [other for other, ratio in zip(others, ratios, strict=True) if ratio.words not in (FASTER, SLOWER)]
+    return [fastest, *tied]
+
+
+# ---- options for the recommended row
 
 
 def find_tips(tried: Report) -> tuple[Tip, ...]:
-    """Return what each option, or several together, bring.
+    """Return the effect of each option, or combination of options.
 
-    tried: a comparison of the plain row, its first one, with rows that have options. The intervals of all that were
-    launched again hold together. That only what looked faster is launched again adds no false claim: it only leaves
-    out some.
+    tried: a comparison of the plain row, its first one, with rows that have options. The intervals of all rows that
+    were launched again hold simultaneously. Only options that looked faster are launched again, which adds no false
+    claim: it only omits some.
     """
     plain, *others = tried.all_rows
     others = [row for row in others if row.configuration.role != TRAINED]
     rows = [row for row in (plain, *others) if row.results]
     names = tuple(row.configuration.name for row in rows)
     disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
-    table = Table(names, block_times(rows, _median), disturbed=disturbed)
+    table = Table(names, block_times(rows, _median_image_seconds), disturbed=disturbed)
     timed = dict(zip(names[1:], table.ratios(names[0], names[1:]), strict=True)) if plain.results and names[1:] else {}
-    return tuple(
-        Tip(options_of(row.configuration), row, plain, timed.get(row.configuration.name), _accuracy(row, tried))
-        for row in others
-    )
+    trained = {options_of(row.configuration): row for row in tried.all_rows if row.configuration.role == TRAINED}
+    tips = []
+    for row in others:
+        options = options_of(row.configuration)
+        training = trained.get(options)
+        accuracy = training.results[0].epochs[-1].test_accuracy if training and training.results else None
+        tips.append(Tip(options, row, plain, timed.get(row.configuration.name), accuracy))
+    return tuple(tips)
 
 
-def _median(outcome: Outcome, result: RunResult) -> float:
-    """The seconds of an image in the median slice of a launch: one of few that another program met must not decide."""
+def _median_image_seconds(outcome: Outcome, result: RunResult) -> float:
+    """Return the seconds per image in the median slice: a launch has few, and one disturbed slice must not decide."""
     return statistics.median(epoch.train_seconds / epoch.samples for epoch in result.timed_epochs)
 
 
-def _accuracy(row: Row, tried: Report) -> float | None:
-    """Of what was trained with a row's options."""
-    trained = {options_of(one.configuration): one for one in tried.all_rows if one.configuration.role == TRAINED}
-    found = trained.get(options_of(row.configuration))
-    return found.results[0].epochs[-1].test_accuracy if found and found.results else None
-
-
 def best_tip(tips: Sequence[Tip]) -> Tip | None:
-    """Return the fastest of what is proved to be faster."""
+    """Return the fastest tip that is proved to be faster."""
     return max((tip for tip in tips if tip.proved), key=lambda tip: tip.speed, default=None)

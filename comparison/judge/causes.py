@@ -1,32 +1,32 @@
-"""Why a row is as fast or slow as it is: each cause that its measurements show, with the numbers behind it."""
+"""Why a row is as fast or slow as it is: every cause that its measurements show, with the numbers behind it."""
 
 import math
 import statistics
 from collections.abc import Callable, Iterator
 
-from comparison.judge.measures import Finding, run_seconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
+from comparison.judge.summaries import Finding, run_seconds
 from comparison.methods import method_of
 
-# From which size on a cause is worth a sentence.
-THROTTLED = 0.05  # of the training: stopped for a quota
+# Shares from which a cause is worth a sentence.
+THROTTLED = 0.05  # of the training: stopped by a quota
 QUEUED = 0.25  # of a step: ready to run, without a core
-QUEUED_BESIDE_WORKERS = 0.15  # which ranks reach that exchange gradients on a core each; beside more workers than cores
+QUEUED_BESIDE_WORKERS = 0.15  # with more workers than cores; else ranks that exchange gradients reach it on a core each
 IDLE_THREADS = 0.25  # of the threads, while they compute
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 SAVED = 0.02  # of a step, by the resident loader
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
 IDLE = 0.10  # of the passes through the network, per device
 
-PARTS_OF_RUNS = ("start-up", "warm-up", "evaluation")  # which the speed-up does not contain
+PARTS_OF_RUNS = ("start-up", "warm-up", "evaluation")  # not part of the speed-up
 
 
 def find_causes(case: Case) -> tuple[Finding, ...]:
-    """Return every cause that the measurements of a row show, in the order in which to read them.
+    """Return every cause that the measurements of a row show, in reading order.
 
-    First what the machine withholds from it, then what makes its step longer or shorter than ideal
-    scaling, the largest part first. Nothing of a row that other programs disturbed.
+    Resources that the machine lacks come first, then the parts of the step's difference from ideal scaling, the largest
+    first. Empty if other programs disturbed the row or its baseline.
     """
     baseline = case.standing.baseline
     if case.row.disturbed or (baseline and baseline.disturbed):
@@ -49,16 +49,16 @@ def _noise(case: Case) -> Iterator[Finding]:
 
 def _throttled(case: Case) -> Iterator[Finding]:
     share = case.accounts.throttled
-    if share and share.least(THROTTLED):
+    if share and share.at_least(THROTTLED):
         yield Finding("throttled", {"n": share.value, "m": share.margin, "cores": case.row.cores}, "machine")
 
 
 def _queued(case: Case) -> Iterator[Finding]:
     if any(_throttled(case)):
-        return  # the kernel counts that as waiting for a core
+        return  # the kernel counts throttled threads as queued
     share, result, cores = case.accounts.queued, case.result, case.row.cores
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
-    if not share or not share.least(QUEUED_BESIDE_WORKERS if workers > cores else QUEUED):
+    if not share or not share.at_least(QUEUED_BESIDE_WORKERS if workers > cores else QUEUED):
         return
     values = {"n": share.value, "m": share.margin, "threads": threads, "workers": workers, "cores": cores}
     if workers and threads + workers > cores:
@@ -80,11 +80,11 @@ def _idle_threads(case: Case) -> Iterator[Finding]:
 
 
 def _growth(case: Case) -> Iterator[Finding]:
-    """Beside the baseline's epochs, which grow too where the machine becomes slower."""
-    alone, beside = case.accounts.growth, case.accounts.beside
-    if alone and beside and alone.least(GROWTH) and beside.least(GROWTH):
-        told = "" if beside is alone else "growing more"
-        yield Finding("growing", {"n": beside.value, "m": beside.margin}, told=told)
+    """Compare with the baseline's epochs, which also grow if the machine becomes slower."""
+    own, relative = case.accounts.growth, case.accounts.relative_growth
+    if own and relative and own.at_least(GROWTH) and relative.at_least(GROWTH):
+        told = "" if relative is own else "growing more"
+        yield Finding("growing", {"n": relative.value, "m": relative.margin}, told=told)
 
 
 def _resident(case: Case) -> Iterator[Finding]:
@@ -97,7 +97,7 @@ def _resident(case: Case) -> Iterator[Finding]:
 
 
 def _own_milliseconds(case: Case, *names: str) -> dict[str, float]:
-    """Mean over the runs of what the method measures of itself, per batch; nothing where it measures no such thing."""
+    """Return the mean over the runs of times that the method itself measures, per batch; empty if it does not."""
     measured = [result.method_milliseconds or {} for result in case.row.results]
     if not all(name in times for times in measured for name in names):
         return {}
@@ -120,7 +120,7 @@ def _idle_stage(case: Case) -> Iterator[Finding]:
     micro_batches = case.result.config["micro_batches"]
     ideal = 1 / (micro_batches + 1)  # (P-1)/(M+P-1) for P = 2 stages (Y. Huang et al., GPipe, 2019)
     if case.row.simulated:
-        # the schedule of two devices: the slower stage's parts follow each other, the faster stage's wait for them
+        # On two devices, the slower stage runs without a break, and the faster one waits for it.
         forward = sum(times) / micro_batches + max(times) * (micro_batches - 1) / micro_batches
     idle = 1 - sum(times) / (2 * forward)
     if idle >= IDLE:
@@ -129,24 +129,27 @@ def _idle_stage(case: Case) -> Iterator[Finding]:
 
 
 def _bubble(case: Case) -> Iterator[Finding]:
-    """How much of the time between a batch's first pass and its last the stages of a pipeline do not compute."""
+    """Measure how long the stages of a pipeline do not compute between a batch's first pass and its last."""
     ranks = case.accounts.ranks
     if not case.staged or not all("exchange" in rank.phases for rank in ranks):
         return
     waiting = sum(rank.exchange for rank in ranks)
     computing = sum(rank.phases["forward"] + rank.phases["backward"] for rank in ranks)
-    if waiting and waiting / (waiting + computing) >= IDLE:
+    share = waiting / (waiting + computing) if waiting else 0.0
+    if share >= IDLE:
         stages, micro_batches = len(ranks), case.result.config["micro_batches"]
         ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019
-        share = waiting / (waiting + computing)
         yield Finding("bubble", {"n": share, "i": ideal, "p": stages, "micro_batches": micro_batches})
 
 
 def _parts_of_runs(case: Case) -> Iterator[Finding]:
     runs = case.accounts.runs
-    for part in runs.proved if runs else ():
-        if runs and part.name in PARTS_OF_RUNS and abs(part.value) >= WORTH * runs.value:
-            told, values = "takes more" if part.value > 0 else "takes less", {"what": Finding(part.name), "x": part}
+    if not runs:
+        return
+    for part in runs.proved:
+        if part.name in PARTS_OF_RUNS and abs(part.value) >= WORTH * runs.value:
+            told = "takes more" if part.value > 0 else "takes less"
+            values: dict[str, object] = {"what": Finding(part.name), "x": part}
             pays = _pays_from(case, part.value) if part.name == "start-up" else None
             if pays:
                 told, values = "pays", {"what": Finding(told, values), "pays": pays}
@@ -154,7 +157,7 @@ def _parts_of_runs(case: Case) -> Iterator[Finding]:
 
 
 def _pays_from(case: Case, extra: float) -> Finding | None:
-    """From how many epochs on a faster row makes up for its longer start."""
+    """Return the number of epochs after which a faster row makes up for its longer start."""
     own, baseline, speed_up = case.summary, case.standing.baseline, case.standing.speed_up
     if not baseline or not speed_up or speed_up.words != FASTER:
         return None

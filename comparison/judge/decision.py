@@ -1,4 +1,4 @@
-"""What to use on this machine: the row with the least wall time to what is wanted, of those that may be used at all."""
+"""Choose the row to recommend: the eligible row with the least wall time."""
 
 import math
 from collections.abc import Sequence
@@ -17,15 +17,15 @@ from comparison.words import join, say, valued
 
 @dataclass(frozen=True)
 class Decision:
-    """What to use of rows that trained the same.
+    """The recommendation among rows of the same training.
 
-    kind: "use"; or why there is nothing to recommend: "not measured", "disturbed", "all cores" (one process with all
-    cores has no time), "few runs", "own batches" (all rows have different ones), "none sound".
-    wall_time: by what it is decided. trained: the swept values that make it a training of its own, in words. best: the
-    row to use, or of few runs the one that was fastest. ratios: by name, how many times as long as `best`, or else the
-    fastest, each row takes that was timed. rows: those that may be used, the fastest first; tied: the ones of them,
-    besides `best`, that are not proved to take longer. out: by name, why a row must not be used. later: a row that is
-    faster than `best` from command to end in a training of `pays_from` epochs or more.
+    kind: "use"; or why there is no recommendation: "not measured", "disturbed", "all cores" (no time for one process on
+    all cores), "few runs", "own batches" (all rows have different ones), "none sound" (no row is eligible).
+    wall_time: decides. trained: the swept values that make it a separate training, in words. best: the recommended row
+    or, with few runs, the fastest. ratios: by name, how many times as long as `best` (or else the fastest) each timed
+    row takes. rows: the eligible rows, the fastest first. tied: those, without `best`, that are not proved to take
+    longer. out: by name, why a row is not eligible. later: a row that is faster than `best` from start to exit of the
+    command in a training of `pays_from` epochs or more.
     """
 
     kind: str
@@ -41,16 +41,16 @@ class Decision:
 
     @property
     def simplest(self) -> RowAnalysis | None:
-        """The simplest of `best` and the rows that are tied with it, `best` if others are as simple."""
+        """The simplest of `best` and the rows tied with it; `best` if others are as simple."""
         rows = (self.best, *self.tied) if self.best else ()
         return min(rows, key=lambda entry: _simplicity(entry)[0], default=None)
 
 
 def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> tuple[Decision, ...]:
-    """Return what to use, for each model and batch; all batches are one question where rows train to an accuracy."""
+    """Return a decision for each model and batch size, or for each model if rows train to a target accuracy."""
     target = report.settings.get("target_accuracy")
     settings = ("model", "batch_size") if target is None else ("model",)
-    groups: dict[str, list[RowAnalysis]] = {}  # by what they were trained with, in words
+    groups: dict[str, list[RowAnalysis]] = {}  # by the values that they trained with, in words
     for entry in rows:
         if entry.row.results and not (entry.row.simulated or entry.row.times_only):
             values = [item for item in entry.row.configuration.values.items() if item[0] in settings]
@@ -66,45 +66,45 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
 
 
 def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures) -> Decision:
-    """timed: the rows of one training that have a time, also those that must not be used."""
-    wall_time, out = measures.wall_time, _not_to_be_used(report, timed, measures)
+    """Decide between the timed rows of one training, eligible or not."""
+    wall_time, out = measures.wall_time, _ineligible(report, timed, measures)
     seconds = wall_time.means
     by_time = sorted(timed, key=lambda entry: seconds[entry.name])
-    sound = tuple(entry for entry in by_time if entry.name not in out)
-    fastest = (*sound, *by_time)[0]
-    beside = _beside(fastest, timed, wall_time)
-    none = partial(Decision, wall_time=wall_time, trained=trained, ratios=beside, rows=sound, out=out)
+    eligible = tuple(entry for entry in by_time if entry.name not in out)
+    fastest = (*eligible, *by_time)[0]
+    ratios = _ratios_to(fastest, timed, wall_time)
+    undecided = partial(Decision, wall_time=wall_time, trained=trained, ratios=ratios, rows=eligible, out=out)
     if any(entry.row.disturbed for entry in timed):
-        return none("disturbed")
-    if not sound:
-        return none("none sound")
+        return undecided("disturbed")
+    if not eligible:
+        return undecided("none sound")
     if _all_cores_missing(report, timed):
-        return none("all cores")
-    whole = [entry for entry in sound[1:] if entry.row.all_cores]
-    if fastest.summary.runs < 2 or any(beside[entry.name].low is None for entry in whole):
-        return none("few runs", best=fastest)
+        return undecided("all cores")
+    all_cores = [entry for entry in eligible[1:] if entry.row.all_cores]
+    if fastest.summary.runs < 2 or any(ratios[entry.name].low is None for entry in all_cores):
+        return undecided("few runs", best=fastest)
     most = (1 + wall_time.times.equal_within) * seconds[fastest.name]
-    as_good = [entry for entry in sound if seconds[entry.name] <= most and not _proved_slower(beside, entry)]
+    as_good = [entry for entry in eligible if seconds[entry.name] <= most and not _proved_slower(ratios, entry)]
     best = min(as_good, key=_simplicity)
-    beside = _beside(best, timed, wall_time)
-    tied = tuple(entry for entry in sound if entry is not best and not _proved_slower(beside, entry))
-    later, epochs = _later(sound, best, measures) if wall_time.kind == WHOLE_RUN else (None, 0)
-    return Decision("use", wall_time, trained, best, beside, sound, tied, out, later, epochs)
+    ratios = _ratios_to(best, timed, wall_time)
+    tied = tuple(entry for entry in eligible if entry is not best and not _proved_slower(ratios, entry))
+    later, epochs = _faster_later(eligible, best, measures) if wall_time.kind == WHOLE_RUN else (None, 0)
+    return Decision("use", wall_time, trained, best, ratios, eligible, tied, out, later, epochs)
 
 
-def _beside(reference: RowAnalysis, timed: Sequence[RowAnalysis], wall_time: WallTime) -> dict[str, Ratio]:
-    """By name, how many times as long as `reference` each row takes."""
+def _ratios_to(reference: RowAnalysis, timed: Sequence[RowAnalysis], wall_time: WallTime) -> dict[str, Ratio]:
+    """Return how many times as long as `reference` each row takes, by name."""
     names = [entry.name for entry in timed if entry is not reference]
     ratios = wall_time.times.ratios(reference.name, names)
     return {reference.name: Ratio(1.0), **{name: ratio.inverse for name, ratio in zip(names, ratios, strict=True)}}
 
 
-def _proved_slower(beside: dict[str, Ratio], entry: RowAnalysis) -> bool:
-    return beside[entry.name].inverse.words == SLOWER
+def _proved_slower(ratios: dict[str, Ratio], entry: RowAnalysis) -> bool:
+    return ratios[entry.name].inverse.words == SLOWER
 
 
 def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
-    """Whether one process with all cores was not timed beside several methods that have a share, and may beat them."""
+    """Return whether the comparison lacks a row with one process on all cores, which might be the fastest."""
     if timed[0].row.configuration.is_script:
         return False
     shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
@@ -118,28 +118,30 @@ def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
     return method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds or math.inf
 
 
-# ---- what must not be used
+# ---- rows that are not eligible
 
 
-def _not_to_be_used(report: Report, timed: Sequence[RowAnalysis], measures: Measures) -> dict[str, str]:
-    """By name, why a row must not be used: it fails, is unequal, computes something else or learns less."""
+def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures) -> dict[str, str]:
+    """Return why a row is not eligible, by name: it fails, is unequal, computes something else or learns less."""
     reference = next((entry for entry in timed if entry.is_baseline), timed[0])
-    out = {entry.name: why for entry in timed if (why := _fault(report, entry, reference.row))}
-    sound = [entry.name for entry in timed if entry.name not in out]
+    out = {entry.name: fault for entry in timed if (fault := _fault(report, entry, reference.row))}
+    others = [entry.name for entry in timed if entry.name not in out]
     for entry in timed:
+        if entry.name in out:
+            continue
         baseline = entry.standing.baseline if entry.standing.baseline and entry.standing.baseline.results else None
-        beside = (baseline or reference.row).configuration.name
-        if entry.name not in out:
-            why = less_accurate(report, measures.accuracies, entry.name, beside)
-            if entry.summary.runs < 2 and why.startswith(NOT_SHOWN):  # one run shows nothing of accuracies
-                why = ""
-            why = why or shown_less_accurate(report, measures.accuracies, entry.name, sound)
-            out.update({entry.name: why} if why else {})
+        compared_with = (baseline or reference.row).configuration.name
+        why = less_accurate(report, measures.accuracies, entry.name, compared_with)
+        if entry.summary.runs < 2 and why.startswith(NOT_SHOWN):  # one run shows nothing about accuracies
+            why = ""
+        why = why or shown_less_accurate(report, measures.accuracies, entry.name, others)
+        if why:
+            out[entry.name] = why
     return out
 
 
 def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
-    """Why a row must not be used, whatever it learns; nothing if it may."""
+    """Return why a row is not eligible, whatever its accuracy; empty if it is."""
     row, unequal = entry.row, entry.standing.unequal
     if row.configuration.what_if in TRIED:
         return row.trouble or say("a trial, accuracy not checked")
@@ -157,10 +159,12 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
 # ---- longer trainings
 
 
-def _later(sound: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures) -> tuple[RowAnalysis | None, int]:
-    """The row that from the fewest epochs on is faster than `best` from command to end, and how many these are."""
+def _faster_later(
+    eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures
+) -> tuple[RowAnalysis | None, int]:
+    """Return the row that overtakes `best` after the fewest epochs, from start to exit, and that number of epochs."""
     per_epoch, whole = measures.per_epoch, measures.wall_time
-    others = [entry for entry in sound if entry is not best]
+    others = [entry for entry in eligible if entry is not best]
     ratios = per_epoch.times.ratios(best.name, [entry.name for entry in others])
     found: list[tuple[int, RowAnalysis]] = []
     for entry, ratio in zip(others, ratios, strict=True):

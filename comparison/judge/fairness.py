@@ -1,4 +1,4 @@
-"""Which rows may stand beside each other: what a fair comparison keeps equal, as planned and as measured."""
+"""Which rows may be compared: the settings that a fair comparison keeps equal, as planned and as measured."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -8,21 +8,21 @@ from common.errors import USAGE, SuiteError
 from common.files.checksums import CODE
 from common.files.results import RunResult
 from common.settings.config import RunConfig, flags_that
+from comparison.judge.blocks import Table
 from comparison.judge.measures import Measures
-from comparison.judge.statistics import CONFIDENCE, Ratio, Table
+from comparison.judge.statistics import CONFIDENCE, Ratio
 from comparison.methods import method_of
 from comparison.plan.plan import words_of
 from comparison.record import ACCURACY_MARGIN, Report
 from comparison.rows import Configuration, Row, baseline_of
 from comparison.words import count, join, say, valued
 
-NOT_SHOWN = "accuracy may be"  # how a reason begins that is no proof
-DEFAULTS = RunConfig()  # for a flag that was not there yet when a result was written
-OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # what follows from the size of a batch
+NOT_SHOWN = "accuracy may be"  # beginning of a reason that is not a proof
+DEFAULTS = RunConfig()  # for flags that are newer than a result
+OF_A_BATCH = ("batch_size", "per_device_batch_size", "steps_per_epoch")  # differ if the batch size does
 MAY_DIFFER = {"strong": ("per_device_batch_size",), "weak": ("batch_size", "steps_per_epoch", "images")}
 
-
-# What every row shows of the settings with which it ran; what is planned is called as in Planned.
+# The settings with which a row really ran; planned ones have the same name as in Planned.
 EFFECTIVE: dict[str, Callable[[RunResult], object]] = {
     "device": lambda run: re.sub(r":\d+", "", run.devices[0]),
     "batch_size": lambda run: run.global_batch_size,
@@ -36,16 +36,16 @@ EFFECTIVE: dict[str, Callable[[RunResult], object]] = {
 
 
 def effective(result: RunResult) -> dict[str, object]:
-    """Return the settings with which a run trained, by EFFECTIVE's names."""
+    """Return the settings with which a run really trained, by EFFECTIVE's names."""
     return {name: setting(result) for name, setting in EFFECTIVE.items()}
 
 
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
-    """Return how `result` differs from `reference` in what should be equal and is not `exempt`, each with both values.
+    """Return the settings that should be equal but differ between two results, each with both values.
 
-    exempt: names of RunConfig's fields or of EFFECTIVE, "torch", or "images" (of an epoch). Under strong scaling the
-    global batch is equal, under weak scaling the batch per device. Ranks leave out up to N - 1 images of an epoch,
-    which can be one step: that is no difference.
+    exempt: settings that may differ: fields of RunConfig, names of EFFECTIVE, "torch", or "images" (of an epoch).
+    Strong scaling keeps the global batch equal, weak scaling the batch per device. N ranks leave out up to N - 1 images
+    of an epoch, which can be one step: that does not count.
     """
     mine, theirs = (
         {
@@ -78,16 +78,16 @@ def changed_between(result: RunResult, first: RunResult) -> list[str]:
 
 
 def equal_images(results: Iterable[RunResult]) -> bool:
-    """Whether the epochs of these runs hold equally many images, but for the up to N - 1 that N ranks leave out."""
+    """Return whether the epochs of these runs have equally many images, up to the N - 1 that N ranks may leave out."""
     results = tuple(results)
     images = [result.epochs[-1].samples for result in results]
     return not results or max(images) - min(images) < max(result.data_ranks for result in results)
 
 
 def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> None:
-    """Raise SuiteError (USAGE), before anything runs, for the first row planned unlike what it is compared with.
+    """Raise SuiteError (USAGE), before anything runs, for the first row planned with other settings than its baseline.
 
-    Without the baseline among the methods, the first method takes its place.
+    If the baseline is not among the methods, the first method takes its place.
     """
     for configuration in plan:
         other = baseline_of(configuration, plan, baseline) or baseline_of(configuration, plan, plan[0].method)
@@ -106,25 +106,23 @@ def refuse_unequal(plan: list[Configuration], baseline: str, scaling: str) -> No
 
 
 def exempt(*configurations: Configuration) -> tuple[str, ...]:
-    """Return what need not be equal between these rows, by name: the seed, which every block has of its own, and how
-    the same gradients are computed. And the threads, where one of them has all cores on purpose.
+    """Return the settings that may differ between these rows.
+
+    They are the seed, which each block changes; how the same gradients are computed; and the threads, if one of the
+    rows has all cores on purpose.
     """
-    return (
-        "seed",
-        "recompute",
-        "accumulate",
-        *(["threads"] if any(method_of(row.method).all_cores for row in configurations) else []),
-    )
+    all_cores = any(method_of(row.method).all_cores for row in configurations)
+    return ("seed", "recompute", "accumulate", *(["threads"] if all_cores else []))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a row stands beside its baseline. speed_up is None where `reason` says why there is none.
+    """How a row compares with its baseline. If speed_up is None, `reason` says why.
 
-    unequal: the settings that should be equal and are not. devices: how many times as many (on a CPU, threads) as the
-    baseline the row has; efficiency: the speed-up ÷ that. accuracy: why its accuracy keeps it from being recommended,
-    if so. accounts: how many are told of the times of all rows: of a step and of a run of each. unlike: of a script, in
-    what it is seen to differ, which it may.
+    unequal: the settings that should be equal but are not. devices: the row's devices (on a CPU, threads) ÷ the
+    baseline's. efficiency: the speed-up ÷ devices. accuracy: why its accuracy rules it out, if so. accounts: the number
+    of accounts of times of all rows, one of a step and one of a run for each. unlike: of a script, the settings seen to
+    differ, which they may.
     """
 
     baseline: Row | None
@@ -138,7 +136,7 @@ class Standing:
     unlike: tuple[str, ...] = ()
 
 
-# What is seen of a script, and may differ from another one's without a reason to compare them.
+# Settings seen in a script, which may differ between scripts without making them unequal.
 SEEN: dict[str, Callable[[RunResult], object]] = {
     "samples per step": lambda run: run.global_batch_size,
     "parameters": lambda run: run.parameters,
@@ -149,27 +147,26 @@ SEEN: dict[str, Callable[[RunResult], object]] = {
 
 
 def seen_differences(result: RunResult, reference: RunResult) -> tuple[str, ...]:
-    """Return how a script is seen to differ from another one, each with both values."""
-    values = {name: (see(result), see(reference)) for name, see in SEEN.items()}
+    """Return the settings in which a script is seen to differ from another one, each with both values."""
     return tuple(
-        say("{setting} instead of {other}", setting=valued(name, mine), other=theirs)
-        for name, (mine, theirs) in values.items()
-        if mine != theirs
+        say("{setting} instead of {other}", setting=valued(name, see(result)), other=see(reference))
+        for name, see in SEEN.items()
+        if see(result) != see(reference)
     )
 
 
 def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:
-    """Compare every row with its baseline, if that may be done, by configuration's name; a baseline's speed-up is 1.
+    """Return the Standing of every row, by configuration's name. A baseline's speed-up is 1.
 
-    A simulated row has no speed-up: one device that stands in for several says nothing about their speed. Nor has one
-    that computes something else, or whose settings differ, unless the comparison was run with --allow-unequal; nor,
-    where a target accuracy was asked for, one that missed it in a run.
+    A row has no speed-up if it is simulated, as one device in place of several says nothing about their speed; if it
+    computes something else; if its settings differ, unless the comparison ran with --allow-unequal; or if one of its
+    runs missed the target accuracy.
 
-    The intervals are simultaneous, at the report's confidence: by Dunnett's value over the rows of one baseline, by
-    equal parts of the error over several baselines.
+    The intervals are simultaneous, at the report's confidence: by Dunnett's quantile over the rows of one baseline, and
+    by equal shares of the error over several baselines.
     """
     rows = {row.configuration.name: row for row in report.rows}
-    standings = {name: _before_times(report, row) for name, row in rows.items()}
+    standings = {name: _standing_without_times(report, row) for name, row in rows.items()}
     families: dict[str, list[str]] = {}
     for name, standing in standings.items():
         if standing.baseline is rows[name] and not standing.reason:
@@ -193,11 +190,11 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
 
 
 def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) -> str:
-    """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; nothing if it is.
+    """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; empty if it is.
 
-    A test of non-inferiority: with 95% confidence, the mean difference in blocks of equal seeds is above -margin; all
-    rows that learn tell the noise. Of a row whose weights are one device's after 20 steps, only a lower accuracy that
-    is proved is told. Rows that reached a target accuracy are equal in that.
+    A test of non-inferiority: with 95% confidence, the mean difference in blocks of equal seeds is above -margin. The
+    noise is estimated from all rows that learn. A row whose weights equal one device's after 20 steps is only rejected
+    if its accuracy is proved to be lower. Rows that reached a target accuracy count as equally accurate.
     """
     if row == baseline or report.settings.get("target_accuracy") is not None:
         return ""
@@ -215,8 +212,10 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
 
 
 def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Sequence[str]) -> str:
-    """Return that a row, such as the baseline itself, is proved to be less accurate than another, by more than
-    --accuracy-margin; nothing if it is not. All claims about one row together are wrong in at most 5%."""
+    """Return that a row is proved to be less accurate than another by more than --accuracy-margin; empty if not.
+
+    The row may be the baseline itself. The claims about one row together are wrong in at most 5% of cases.
+    """
     others = [name for name in others if name != row and {name, row} <= {*accuracies.columns}]
     if not others or report.settings.get("target_accuracy") is not None:
         return ""
@@ -227,27 +226,28 @@ def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Seq
 
 
 def accuracy_margin(report: Report) -> float:
-    """Return the percentage points by which an accuracy may be lower."""
+    """Return by how many percentage points an accuracy may be lower."""
     return report.settings["accuracy_margin"] or ACCURACY_MARGIN
 
 
-def _before_times(report: Report, row: Row) -> Standing:
-    """The Standing of a row without numbers: whether it may stand beside its baseline, or why not."""
+def _standing_without_times(report: Report, row: Row) -> Standing:
     baseline = report.baseline(row)
     unequal: tuple[str, ...] = ()
-    if baseline and baseline.results and row.results and not row.configuration.is_script:
-        may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
-        unequal = tuple(differences(row.results[0], baseline.results[0], report.settings["scaling"], may_differ))
+    unlike: tuple[str, ...] = ()
+    if baseline and baseline.results and row.results:
+        result, reference = row.results[0], baseline.results[0]
+        if row.configuration.is_script:
+            unlike = seen_differences(result, reference)
+        else:
+            may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
+            unequal = tuple(differences(result, reference, report.settings["scaling"], may_differ))
     changed = [text for run in row.results[1:] for text in changed_between(run, row.results[0])]
     unequal += tuple(dict.fromkeys(changed))
-    unlike: tuple[str, ...] = ()
-    if row.configuration.is_script and row.results and baseline and baseline.results:
-        unlike = seen_differences(row.results[0], baseline.results[0])
     return Standing(baseline, None, _why_not(report, row, baseline, unequal), unequal, unlike=unlike)
 
 
 def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str, ...]) -> str:
-    """Why a row may not stand beside its baseline; nothing if it may."""
+    """Return why a row may not be compared with its baseline; empty if it may."""
     if baseline is None:
         return say("the baseline, {name}, is not among the methods", name=report.settings["baseline"])
     if not baseline.results:
@@ -271,6 +271,6 @@ def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str,
 
 
 def units(result: RunResult) -> int:
-    """Return what a run computes with: GPUs; on a CPU, where a device is a share of the threads, all its threads."""
+    """Return the number of GPUs of a run or, on a CPU, the number of threads, of which each device has a share."""
     on_cpu = result.devices[0] == "cpu"
     return result.threads_per_process * result.world_size if on_cpu else len(result.devices)

@@ -1,29 +1,29 @@
-"""What more devices than there are would give: computed from measurements on one device, and never mixed with them."""
+"""Project the speed-up with more devices than there are, from measurements on one device."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from common.files.probe import Bucket, ModelLink, Probe
-from comparison.judge.measures import Finding, Summary
+from comparison.judge.summaries import Finding, Summary
 from comparison.methods import method_of, projected_method
 from comparison.record import Report
 from comparison.rows import Planned
 from comparison.words import say
 
 LABEL = say("projected, not measured")
-TESTED = 4  # devices, by benchmarks/links.py
+TESTED = 4  # devices in benchmarks/links.py
 
 
 @dataclass(frozen=True)
 class Link:
-    """What joins the devices: a message takes milliseconds to start, and 8e-6 of them ÷ gigabit/s for each byte.
+    """The connection of the devices. A message takes some milliseconds to start, and 8e-6 ÷ gigabit/s for each byte.
 
-    start, gbps: of both, what two devices here take. cores: that of a CPU's ranks is their own work, and takes longer
-    where more ranks share so many cores; None on GPUs. delay, wire: what a given link takes besides, one after the
-    other, as a message is copied whole before it is sent. segments: into how many messages each step of the ring is
-    cut, one after the other: 2 by gloo (seen on a link of known delay, benchmarks/links.py), 1 by NCCL. at_once: how
-    many exchanges can be under way: 2 by gloo, which has two threads for them (torch, ProcessGroupGloo.hpp), 1 by NCCL.
+    start, gbps: of two devices on this machine. cores: CPU ranks copy messages themselves, which takes longer if more
+    ranks than cores share them; None on GPUs. delay (milliseconds), wire (gigabit/s): of a given link, in addition, as
+    a message is copied completely before it is sent. segments: the number of consecutive messages in each step of the
+    ring: 2 with gloo (seen on a link of known delay, benchmarks/links.py), 1 with NCCL. at_once: the number of
+    concurrent exchanges: 2 with gloo, which has two threads (torch, ProcessGroupGloo.hpp), 1 with NCCL.
     """
 
     start: float
@@ -35,38 +35,38 @@ class Link:
     wire: float = math.inf
 
     def message(self, devices: int) -> float:
-        """Return how many milliseconds a message takes to start, of so many devices."""
-        return self.start * self._crowd(devices) + self.delay
+        """Return the milliseconds to start a message between this number of devices."""
+        return self.start * self._slowdown(devices) + self.delay
 
     def byte(self, devices: int) -> float:
-        """Return how many milliseconds each further byte takes, of so many devices."""
-        return 8e-6 * (self._crowd(devices) / self.gbps + 1 / self.wire)
+        """Return the milliseconds for each byte between this number of devices."""
+        return 8e-6 * (self._slowdown(devices) / self.gbps + 1 / self.wire)
 
-    def _crowd(self, devices: int) -> float:
+    def _slowdown(self, devices: int) -> float:
         return max(1.0, devices / self.cores) if self.cores else 1.0
 
     def ring(self, size: float, devices: int) -> tuple[float, float]:
-        """Return how many milliseconds messages take to start in a ring all-reduce of `size` bytes, and the bytes.
+        """Return the milliseconds for message starts and for the bytes in a ring all-reduce of `size` bytes.
 
-        In 2 (N-1) steps of an Nth of the bytes each: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009.
+        It has 2 (N-1) steps with 1/N of the bytes each: P. Patarasuk, X. Yuan, J. Parallel Distrib. Comput. 69, 2009.
         """
         steps = 2 * (devices - 1)
         return steps * self.segments * self.message(devices), steps * size / devices * self.byte(devices)
 
     def tree(self, size: float, devices: int) -> tuple[float, float]:
-        """Return the same along two trees, up and down, each for half of the bytes: messages are log2 N deep.
+        """Return the same for two trees, up and down, each with half of the bytes and a depth of log2 N.
 
-        P. Sanders, J. Speck, J. L. Träff, Parallel Computing 35, 2009. The bytes at best, as round a ring.
+        P. Sanders, J. Speck, J. L. Träff, Parallel Computing 35, 2009. The bytes take as long as in a ring at best.
         """
         return 2 * (devices - 1).bit_length() * self.message(devices), self.ring(size, devices)[1]
 
     def waited_for(self, buckets: Sequence[Bucket], step: float, devices: int, along: "Along" = ring) -> float:
-        """Return the milliseconds for which ranks still exchange gradients when their backward pass is over.
+        """Return the milliseconds for which ranks still exchange gradients after their backward pass.
 
-        step: the milliseconds of all but that. An exchange begins when its bucket is full and, of those before it,
-        fewer than `at_once` are under way; bytes go over the link in turn. along: ring or tree.
+        step: the milliseconds of the rest of the step. An exchange begins when its bucket is full and fewer than
+        `at_once` earlier ones are running; the link transfers bytes one after the other. along: ring or tree.
         """
-        free, ends = -math.inf, [-math.inf] * self.at_once  # counted from the end of the backward pass
+        free, ends = -math.inf, [-math.inf] * self.at_once  # times relative to the end of the backward pass
         for bucket in buckets:
             starting, sending = along(self, bucket.size, devices)
             free = max(free, min(ends), -(bucket.left or 0.0) * step) + sending
@@ -80,12 +80,12 @@ WAYS: dict[str, Along] = {"ring": Link.ring, "tree": Link.tree}
 
 @dataclass(frozen=True)
 class ModelledStep:
-    """What takes how many milliseconds in a step of N devices, each of which has a process of its own.
+    """The milliseconds of a step of N devices with one process each.
 
-    compute: one device's step on its part of the batch. all_reduce: of the gradients, as far as the backward pass is
-    over by then. loading: until the loader's workers deliver a batch, or, without workers, until each process has
-    loaded its part. workers: whether it has any. cores: all that those processes and workers compute, divided among the
-    cores; None where GPUs train.
+    compute: one device's step on its part of the batch. all_reduce: the part of the gradients' exchange after the
+    backward pass. loading: until the loader's workers deliver a batch or, without workers, until each process has
+    loaded its part. workers: whether the loader has any. cores: the CPU time of all processes and workers, divided by
+    the cores; None on GPUs.
     """
 
     compute: float
@@ -96,16 +96,16 @@ class ModelledStep:
 
     @property
     def milliseconds(self) -> float:
-        """The whole step: as long as the slowest of devices, loader and cores. Processes without workers load first."""
+        """The step: as long as the slowest of devices, loader and cores. Without workers, processes load first."""
         device = self.compute + (0.0 if self.workers else self.loading)
         return max(max(device, self.cores or 0.0) + self.all_reduce, self.loading)
 
 
 @dataclass(frozen=True)
 class Projected:
-    """One number of devices. error: projected ÷ measured - 1, where that was measured and is not itself a premise.
+    """The projection for one number of devices. error: projected ÷ measured - 1, if measured and not an input.
 
-    tree: the speed-up if gradients went along trees, not round a ring.
+    tree: the speed-up if gradients were exchanged along trees instead of a ring.
     """
 
     devices: int
@@ -119,7 +119,7 @@ class Projected:
 
 @dataclass(frozen=True)
 class Projection:
-    """The projection for one device and each number of --project, where it stops and what it assumes."""
+    """The projections for one device and each number of --project, their assumptions, and the most devices that pay."""
 
     points: tuple[Projected, ...]
     assumptions: tuple[Finding, ...]
@@ -128,13 +128,12 @@ class Projection:
 
 @dataclass(frozen=True)
 class _Basis:
-    """What was measured for the first value of every sweep; steps: images → milliseconds, on the row's threads.
+    """Measurements with the first value of every sweep. steps: images → milliseconds, with the row's threads.
 
-    ranks: how many exchange gradients here. wait: milliseconds for which a rank waits for others before an exchange
-    begins. loading, cpu: milliseconds in which the loader delivers a batch, and those
-    that it takes of all cores meanwhile. cores: of the machine; None where GPUs train: what their processes need of the
-    cores was not measured, and the loader alone takes none the longer for sharing them. factor: what one
-    device was measured to take ÷ what the model gives for it.
+    ranks: the number that exchanged gradients here. wait: milliseconds that a rank waits for others before an exchange.
+    loading, cpu: milliseconds per batch until the loader delivers it, and CPU time for it. cores: of the machine; None
+    on GPUs, as the CPU time of their processes was not measured and the loader alone is not slowed down by sharing the
+    cores. factor: measured ÷ modelled time of one device.
     """
 
     planned: Planned
@@ -149,22 +148,23 @@ class _Basis:
     factor: float | None = None
 
     def step(self, devices: int, along: Along = Link.ring) -> ModelledStep:
-        """Return the step of so many devices."""
+        """Return the modelled step for this number of devices."""
         planned, factor = self.planned, self.factor or 1.0
         compute, loading = factor * self.steps[planned.batch_size // devices], factor * self.loading
         cores = self.cores and (factor * self.cpu + devices * planned.threads * compute) / self.cores
-        exchange = self.link.waited_for(self.buckets, max(compute, cores or 0.0), devices, along)
-        waited, workers = exchange + (self.wait if devices > 1 else 0.0), planned.num_workers > 0
-        return ModelledStep(compute, waited, loading if workers else loading / devices, workers, cores)
+        all_reduce = self.link.waited_for(self.buckets, max(compute, cores or 0.0), devices, along)
+        all_reduce += self.wait if devices > 1 else 0.0
+        workers = planned.num_workers > 0
+        return ModelledStep(compute, all_reduce, loading if workers else loading / devices, workers, cores)
 
 
 def project(report: Report, summaries: dict[str, Summary]) -> Projection:
-    """Return the projection for one device and for each number of --project; without points if none was asked.
+    """Return the projections for one device and each number of --project.
 
-    All of a step but the exchange of gradients, which was measured by itself, is multiplied by the same factor: what
-    one device was measured to take, with loader and all, ÷ what the model gives for it; by 1 if no such row was run. Of
-    a sweep, the first value counts. Also without points where a step that it needs did not fit into memory, or other
-    programs disturbed a row. summaries: of all rows, by their configuration's name.
+    The step without the exchange of gradients, which was measured separately, is scaled by a common factor: measured ÷
+    modelled time of one device with its loader, or 1 if that row was not run. Of each sweep, the first value is used.
+    There are no points without --project, if a necessary step did not fit into memory, or if other programs disturbed a
+    row. summaries: of all rows, by configuration's name.
     """
     if any(row.disturbed for row in report.rows):
         return Projection((), (Finding("projection disturbed"),))
@@ -211,16 +211,16 @@ def _basis(report: Report, probe: Probe) -> _Basis | None:
 
 
 def _link(report: Report, model: ModelLink, ranks: int, waiting: float) -> Link:
-    """The link between two devices: what ranks measured here and, of other machines, what settings say comes on top.
+    """Return the link measured between ranks on this machine, extended by the settings of a given link.
 
-    Of GPUs, a given speed is all of it: they copy nothing themselves. waiting: milliseconds of the exchange by which
-    link_gbps was measured.
+    For GPUs, a given speed replaces the measured one, as they copy nothing themselves. waiting: milliseconds of the
+    exchange with which link_gbps was measured.
     """
     on_cpu, given, short = report.first.device == "cpu", report.settings["link_gbps"], model.short_milliseconds or 0.0
     segments = at_once = 2 if on_cpu else 1
     gbps = math.inf
     if on_cpu or not given:
-        rest = (model.long_milliseconds or waiting) - short  # what a short exchange takes, a long one does too
+        rest = (model.long_milliseconds or waiting) - short  # a long exchange contains the time of a short one
         gbps = (model.link_gbps or math.nan) * waiting / rest if rest > 0 else math.inf
     return Link(
         short / (2 * (ranks - 1) * segments),
@@ -234,8 +234,8 @@ def _link(report: Report, model: ModelLink, ranks: int, waiting: float) -> Link:
 
 
 def _measured(report: Report, devices: int, summaries: dict[str, Summary]) -> float | None:
-    """Seconds per epoch of the row on so many devices that is planned as the first row is, if it was run."""
-    part = report.first.per_device_batch_size  # which follows from the number of devices
+    """Return the seconds per epoch of the row with this number of devices and the first row's plan, if it was run."""
+    part = report.first.per_device_batch_size  # depends on the number of devices
     for row in report.rows:
         method = method_of(row.configuration.method)
         if (
@@ -250,13 +250,11 @@ def _measured(report: Report, devices: int, summaries: dict[str, Summary]) -> fl
 
 def _assumptions(basis: _Basis) -> Iterator[Finding]:
     planned, link, speed = basis.planned, basis.link, basis.link.gbps
-    named = {"model": planned.model, "n": planned.batch_size, "name": projected_method().called}
-    yield Finding("projected", named)
+    yield Finding("projected", {"model": planned.model, "n": planned.batch_size, "name": projected_method().called})
     yield Finding("even devices")
     rate = {"workers": planned.num_workers, "r": 1000 * planned.batch_size / basis.loading}
     yield Finding("loader" if planned.num_workers else "no loader workers", rate)
-    how = Finding("measured")
-    shared = {"cores": basis.cores, "x": basis.cpu, "how": how, "threads": planned.threads}
+    shared = {"cores": basis.cores, "x": basis.cpu, "how": Finding("measured"), "threads": planned.threads}
     yield Finding("all cores", shared) if basis.cores else Finding("own power")
     how = Finding("training ranks", {"n": basis.ranks})
     own_wire = speed == math.inf and link.wire < math.inf
@@ -281,7 +279,7 @@ def _assumptions(basis: _Basis) -> Iterator[Finding]:
 
 
 def _most_that_pay(basis: _Basis, way: str) -> Finding:
-    """With how many devices a step is shortest, of those that divide the batch into parts that were measured."""
+    """Return the number of devices with the shortest step, among those that divide the batch into measured parts."""
     batch = basis.planned.batch_size
     counts = [batch // size for size in basis.steps if batch % size == 0]
     best = min(counts, key=lambda devices: basis.step(devices, WAYS[way]).milliseconds)

@@ -1,4 +1,4 @@
-"""The ranks of a run in its mean step: what each does in it, who waits for whom, and what they have of the cores."""
+"""The ranks of a run in its mean step: how each spends it, who waits for whom, and whether they get their cores."""
 
 import statistics
 from collections import Counter
@@ -10,16 +10,16 @@ from comparison.judge.statistics import Excess, mean_excess
 
 OUTSIDE = "outside"
 COMPUTATION = ("forward", "backward", "update")
-AGREE = 0.8  # of the epochs have the same period where the row has it
+AGREE = 0.8  # share of the epochs with the same period from which the row has that period
 
 
 @dataclass(frozen=True)
 class RankMeans:
-    """One rank in the mean step of a run, or of several, without the warm-up. Milliseconds.
+    """One rank in the mean step of one or several runs, without the warm-up, in milliseconds.
 
-    cpu: computing, all its threads together. queued: its threads were ready to run and had no core; None where the
-    kernel does not tell. waited, caused: as in Waits; None and nothing where that is not told. long: by phase, where
-    some steps take much longer than the others.
+    cpu: CPU time of all its threads. queued: the time in which its threads were ready to run but had no core; None if
+    the kernel does not report it. waited, caused: as in Waits; None and empty if not recorded. long: by phase, if some
+    steps take much longer than the others.
     """
 
     step: float
@@ -32,12 +32,12 @@ class RankMeans:
 
     @property
     def exchange(self) -> float:
-        """The phase in which it waits for the other ranks."""
+        """The time of the phase in which it waits for the other ranks."""
         return self.phases.get("exchange", 0.0)
 
     @property
     def work(self) -> float:
-        """All but that."""
+        """The step without the exchange."""
         return self.step - self.exchange
 
 
@@ -45,14 +45,14 @@ Ranks = Sequence[RankMeans]  # of one run
 
 
 def rank_means(result: RunResult) -> list[RankMeans]:
-    """Return every rank's means; nothing for an older result, which kept no ranks."""
+    """Return every rank's means; empty for older results, which recorded no ranks."""
     epochs = result.timed_epochs
     steps = [epoch.steps for epoch in epochs]
     return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
 
 
 def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
-    """times: one rank's in each epoch; steps: how many each epoch had."""
+    """Return one rank's means. times, steps: of each epoch."""
 
     def per_step(seconds: Sequence[float]) -> float:
         return 1000 * sum(seconds) / sum(steps)
@@ -69,18 +69,18 @@ def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
 
 
 def _mean_waits(waits: Sequence[Waits | None], steps: Sequence[int]) -> tuple[float | None, dict[str, float]]:
-    """The means of what a rank waited, and of what the others waited for it, if every epoch tells it."""
-    told = [some for some in waits if some]
-    if len(told) < len(waits):
+    """Return how long a rank waited per step, and how long the others waited for it, if every epoch has both."""
+    known = [epoch for epoch in waits if epoch]
+    if len(known) < len(waits):
         return None, {}
     shares = [count / sum(steps) for count in steps]
-    weighted = list(zip(told, shares, strict=True))
-    caused = {name: sum(some.caused[name] * share for some, share in weighted) for name in told[0].caused}
-    return sum(some.waited * share for some, share in weighted), caused
+    weighted = list(zip(known, shares, strict=True))
+    caused = {name: sum(epoch.caused[name] * share for epoch, share in weighted) for name in known[0].caused}
+    return sum(epoch.waited * share for epoch, share in weighted), caused
 
 
 def mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
-    """The mean over all steps of each phase that is known in every epoch."""
+    """Return the mean over all steps of each phase that is known in every epoch."""
     known = [epoch.known for epoch in phases]
     names = [name for name in PHASES if name != "rest" and all(name in epoch for epoch in known)]
     return {
@@ -90,7 +90,7 @@ def mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str,
 
 
 def _mean_long_steps(parts: Sequence[Mapping[str, LongSteps]]) -> dict[str, LongSteps]:
-    """The mean over epochs or runs of each phase's long steps, with the period on which most of them agree."""
+    """Return the mean over epochs or runs of each phase's long steps, with the period on which most of them agree."""
     return {
         name: _pooled([part[name] for part in parts if name in part], len(parts))
         for name in PHASES
@@ -98,14 +98,14 @@ def _mean_long_steps(parts: Sequence[Mapping[str, LongSteps]]) -> dict[str, Long
     }
 
 
-def _pooled(told: Sequence[LongSteps], of: int) -> LongSteps:
-    ((period, times),) = Counter(part.period for part in told).most_common(1)
-    share, milliseconds = (sum(getattr(part, name) for part in told) / of for name in ("share", "milliseconds"))
-    return LongSteps(share, milliseconds, period if times >= AGREE * of else None)
+def _pooled(parts: Sequence[LongSteps], epochs: int) -> LongSteps:
+    ((period, times),) = Counter(part.period for part in parts).most_common(1)
+    share, milliseconds = (sum(getattr(part, name) for part in parts) / epochs for name in ("share", "milliseconds"))
+    return LongSteps(share, milliseconds, period if times >= AGREE * epochs else None)
 
 
 def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
-    """Return every rank's means over several runs; nothing where one of them kept no ranks."""
+    """Return every rank's means over several runs; empty if one of them recorded no ranks."""
     return tuple(_mean_rank(means) for means in zip(*runs, strict=False))
 
 
@@ -125,16 +125,16 @@ def _mean_rank(runs: Ranks) -> RankMeans:
 def critical_rank(ranks: Ranks) -> RankMeans | None:
     """Return the means of the rank that the others wait for: the one with the most work.
 
-    Without a measured exchange, it is the slowest. None if no ranks were recorded.
+    Without a measured exchange, this is the slowest rank. None if no ranks were recorded.
     """
     return max(ranks, key=lambda rank: rank.work, default=None)
 
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that has most to do. longer: milliseconds per step more than the others' mean, with an interval.
+    """The rank with the most work. longer: milliseconds per step above the others' mean, with an interval.
 
-    phases: the part of that in each of them.
+    phases: the part of that in each phase.
     """
 
     rank: int
@@ -143,20 +143,20 @@ class Straggler:
 
     @property
     def phase(self) -> str:
-        """Where most of it is."""
+        """The phase with the largest part."""
         return max(self.phases, default=OUTSIDE, key=lambda name: self.phases[name])
 
 
 def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
-    """Return the rank with the most work in the runs' mean step; None where there is one rank, or ranks were not kept.
+    """Return the rank with the most work in the runs' mean step; None for a single rank, or if none were recorded.
 
-    As it is chosen among all ranks, its interval is that of one of so many claims.
+    As it is selected among all ranks, its interval is corrected for that many claims.
     """
     ranks = min(map(len, runs), default=0)
     if ranks < 2:
         return None
 
-    def longer(rank: int, phase: str | None = None) -> list[float]:
+    def longer(rank: int, phase: str = "") -> list[float]:
         values = [[means.phases[phase] if phase else means.work for means in run] for run in runs]
         return [own[rank] - statistics.mean(own[:rank] + own[rank + 1 :]) for own in values]
 
@@ -167,26 +167,26 @@ def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
 
 
 def throttled_share(results: Sequence[RunResult]) -> Excess | None:
-    """Return which part of a training a quota had stopped its threads, 0..1; None if it has none."""
+    """Return the share of a training in which a quota stopped its threads, 0..1; None without a quota."""
     shares = [_throttled(result) for result in results]
     return mean_excess("throttled", [share for share in shares if share is not None]) if None not in shares else None
 
 
 def _throttled(result: RunResult) -> float | None:
-    """The kernel adds up for how long each core was not to be used: at most as many as something on the node wanted."""
+    """Return one run's share. The kernel adds up the time of all stopped cores, at most as many as the node's threads
+    and workers needed."""
     ranks = [rank for epoch in result.timed_epochs for rank in epoch.ranks[:1]]
     stopped = [rank.throttled_seconds for rank in ranks if rank.throttled_seconds is not None]
     if not ranks or len(stopped) < len(ranks):
         return None
-    wanted = (
-        result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1) + result.loader_workers
-    )
+    threads = result.threads_per_process if result.devices[0] == "cpu" else 1
+    needed = result.world_size * threads + result.loader_workers
     nodes = len(result.environment.get("nodes", ())) or 1
-    return min(1.0, sum(stopped) / sum(rank.train_seconds for rank in ranks) / (wanted / nodes))
+    return min(1.0, sum(stopped) / sum(rank.train_seconds for rank in ranks) / (needed / nodes))
 
 
 def queued_share(runs: Sequence[Ranks], threads: int) -> Excess | None:
-    """Return which part of a step the threads of a rank were ready to run and had no core, 0..1; None if not known."""
+    """Return the share of a step in which a rank's threads were ready to run but had no core, 0..1; None if unknown."""
     shares = [[means.queued / means.step for means in ranks if means.queued is not None] for ranks in runs]
     if not all(shares) or any(len(own) < len(ranks) for own, ranks in zip(shares, runs, strict=True)):
         return None
@@ -194,10 +194,10 @@ def queued_share(runs: Sequence[Ranks], threads: int) -> Excess | None:
 
 
 def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
-    """Return how many cores the rank with the most work kept busy, at most, in forward, backward and update.
+    """Return how many cores the rank with the most work kept busy at most in forward, backward and update.
 
-    All that it computed is taken as done in these phases. None if they, or what it computed, are not known, or if ranks
-    may wait for one another in them, as no exchange is told apart.
+    All of its CPU time is attributed to these phases. None if they are unknown, or if they may contain waiting for
+    other ranks because the exchange was not measured separately.
     """
     ranks = [critical_rank(run) for run in runs]
     for rank, run in zip(ranks, runs, strict=True):
@@ -208,10 +208,10 @@ def cores_computing(runs: Sequence[Ranks]) -> Excess | None:
 
 
 def hidden_share(spans: Iterable[Span], rank: int) -> float | None:
-    """Return for which share of the time in which a rank's exchanges are under way it computes too, 0..1.
+    """Return the share of the time of a rank's exchanges in which it also computes, 0..1.
 
-    spans: of traced steps. On a GPU it computes while a kernel of its own runs, on a CPU in the phases of COMPUTATION.
-    None where nothing is exchanged.
+    spans: of traced steps. A GPU computes while one of its kernels runs, a CPU in the phases of COMPUTATION. None if
+    nothing is exchanged.
     """
     own = [span for span in spans if span.rank == rank]
     kernels = [span for span in own if span.lane not in ("step", "link")]
@@ -222,7 +222,7 @@ def hidden_share(spans: Iterable[Span], rank: int) -> float | None:
 
 
 def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """The times in which any of some spans is under way, as (start, end) that do not overlap."""
+    """Return the union of the spans' times, as (start, end) that do not overlap."""
     merged: list[tuple[float, float]] = []
     for start, end in sorted((span.start, span.end) for span in spans if span.end > span.start):
         if merged and start <= merged[-1][1]:

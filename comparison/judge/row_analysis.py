@@ -1,26 +1,42 @@
-"""All that is derived from one row, beside its baseline."""
+"""Everything derived from one row, compared with its baseline."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
+from operator import attrgetter
 
+from comparison.judge.blocks import Table
 from comparison.judge.causes import find_causes
 from comparison.judge.fairness import NOT_SHOWN, Standing
-from comparison.judge.measures import Costs, Finding, Measures, Summary, find_costs
-from comparison.judge.statistics import DISTURBED, FASTER
+from comparison.judge.measures import Measures
+from comparison.judge.statistics import DISTURBED, FASTER, Ratio
 from comparison.judge.step_causes import Case
 from comparison.judge.steps import Accounts, find_accounts
+from comparison.judge.summaries import Finding, Summary
+from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import Row
 from comparison.words import count, join, say
 
-MUCH_MEMORY = 0.20  # more or less than the baseline needs is worth a sentence
+MUCH_MEMORY = 0.20  # difference from the baseline's memory that is worth a sentence
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The costs that a method's parts (see comparison.methods.Parts) separate, as ratios of times; None if unknown.
+
+    wrapper: one rank ÷ without the method. contention: all ranks without exchange ÷ one rank. exchange: with ÷ without.
+    """
+
+    wrapper: Ratio | None = None
+    contention: Ratio | None = None
+    exchange: Ratio | None = None
 
 
 @dataclass(frozen=True)
 class RowAnalysis:
-    """What is derived from one row. result: in words, what became of it.
+    """Everything derived from one row. result: the outcome in words.
 
-    memory_ratio: its peak memory ÷ the baseline's; None where it has no speed-up over another row either.
+    memory_ratio: its peak memory ÷ the baseline's; None if it has no speed-up over another row either.
     """
 
     row: Row
@@ -34,49 +50,65 @@ class RowAnalysis:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """What makes its times doubtful."""
+        """Reasons to doubt its times."""
         return self.summary.warnings
 
     @property
     def much_memory(self) -> bool:
-        """Whether it needs much more or much less memory than its baseline."""
+        """Whether its memory differs much from the baseline's."""
         return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
 
     @property
     def name(self) -> str:
-        """What identifies the row."""
+        """The configuration's name."""
         return self.row.configuration.name
 
     @property
     def label(self) -> str:
-        """What the row is called."""
+        """The row's name for readers."""
         return self.row.label
 
     @property
     def is_baseline(self) -> bool:
-        """Whether the row is what it is compared with."""
+        """Whether the row is its own baseline."""
         return self.standing.baseline is self.row
 
     @property
     def rivals_baseline(self) -> bool:
-        """Whether it could be used instead of its baseline: it trains, equally, and has a speed-up."""
+        """Whether it could replace its baseline: it trains, with equal settings, and has a speed-up."""
         return bool(self.standing.speed_up) and not (self.is_baseline or self.standing.unequal or self.row.times_only)
 
 
 def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures) -> RowAnalysis:
-    """Return what is derived from a row."""
+    """Return everything derived from a row."""
     accounts = find_accounts(row, standing)
     case = Case(report, row, standing, accounts, measures.summaries)
     return RowAnalysis(
         row=row,
-        summary=measures.summaries[row.configuration.name],
+        summary=case.summary,
         standing=standing,
-        costs=find_costs(report, row, measures.images),
+        costs=_find_costs(report, row, measures.images),
         accounts=accounts,
         causes=find_causes(case) if row.results else (),
         memory_ratio=_memory_ratio(row, standing, measures.summaries),
         result=_result(report, row, standing),
     )
+
+
+def _find_costs(report: Report, row: Row, images: Table) -> Costs:
+    """Return the costs of a row whose method has parts, from the rows of the parts with equal settings."""
+    parts = method_of(row.configuration.method).parts
+    if not parts or not row.results:
+        return Costs()
+    batch = "per_device_batch_size" if report.settings["scaling"] == "weak" else "batch_size"
+    settings = attrgetter("model", batch, "num_workers", "threads")
+    names = []
+    for method in (parts.without, parts.one_rank, parts.no_exchange):
+        part = report.partner(row, method)
+        equal = part and settings(part.configuration.planned) == settings(row.configuration.planned)
+        names.append(part.configuration.name if part and part.results and equal else "")
+    pairs = pairwise([*names, row.configuration.name])
+    return Costs(*(images.ratios(more, [less])[0] if less and more else None for less, more in pairs))
 
 
 def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -> float | None:
@@ -88,7 +120,7 @@ def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -
 
 
 def _result(report: Report, row: Row, standing: Standing) -> str:
-    """In words: its failures, whether it is comparable, faster or slower."""
+    """Return the outcome in words: failures, whether the row is comparable, faster or slower."""
     if row.configuration.skip:
         return say("skipped")
     words: list[str] = []
@@ -118,8 +150,3 @@ def _result(report: Report, row: Row, standing: Standing) -> str:
     if row.all_cores:
         words.append(count(row.results[0].threads_per_process, "thread"))
     return join("; ", words or ["ok"])
-
-
-def entry_of(rows: Iterable[RowAnalysis], row: Row | None) -> RowAnalysis:
-    """Return what is derived from `row`, one of `rows`."""
-    return next(entry for entry in rows if entry.row is row)

@@ -1,4 +1,4 @@
-"""Why a row's mean step is as long as it is: which part, of which rank, in which steps, who waits for whom."""
+"""Why a row's mean step is as long as it is: which part, on which rank, in which steps, and who waits for whom."""
 
 import math
 import statistics
@@ -7,28 +7,29 @@ from dataclasses import dataclass, replace
 
 from common.files.results import LongSteps, RunResult
 from comparison.judge.fairness import Standing
-from comparison.judge.measures import Finding, Summary
 from comparison.judge.ranks import Straggler
 from comparison.judge.statistics import Excess
 from comparison.judge.steps import LATE, Accounts
+from comparison.judge.summaries import Finding, Summary
 from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import Row
 
-# From which size on a cause is worth a sentence.
+# Shares from which a cause is worth a sentence.
 WORTH = 0.02  # of a step or run: a part of its difference
-MINOR = 0.05  # of the largest part: what is less may follow from that
-STRAGGLING = 0.05  # of a step: what one rank has to do more than the others
-LONG = 0.5  # of a part of a step's difference: what long steps bring is told where it is more
-LATE_FIRST = 2.0  # times what ranks wait for late ones: up to that much in a phase comes behind it
-LATEST = 0.25  # of what the ranks waited: who causes more is named, or who causes most
-SMALL_BATCH = 0.25  # of a step's difference: what one device alone takes more for so few images
-WAITING = 0.20  # of a step that is compared with none, waiting for data
+MINOR = 0.05  # of the largest part: smaller parts may be its consequences
+STRAGGLING = 0.05  # of a step: the additional work of one rank
+LONG = 0.5  # of a part of a step's difference: the share due to long steps, or to a straggler
+LATEST = 0.25  # of all waiting for late ranks: the share due to one rank and phase
+SMALL_BATCH = 0.25  # of a step's difference: the share due to one device's inefficiency with so few images
+WAITING = 0.20  # of a step without an account: waiting for data
+
+LATE_FIRST = 2.0  # waiting for late ranks precedes larger parts up to this many times as long
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row with a run that ended well, and all from which its causes are found. summaries: of all rows, by name."""
+    """A row with a successful run, and everything needed to find its causes. summaries: of all rows, by name."""
 
     report: Report
     row: Row
@@ -46,34 +47,38 @@ class Case:
 
     @property
     def staged(self) -> bool:
-        """Whether its devices are the stages of one network."""
+        """Whether its devices are stages of one network."""
         return method_of(self.row.configuration.method).staged
 
 
 def small_batch(case: Case) -> Iterator[Finding]:
-    """By how much one device is above ideal scaling too, when its batch is as small: no fault of the method."""
+    """How far one device alone is above ideal scaling with so small a batch: this is not the method's fault."""
     steps, probe, baseline = case.accounts.steps, case.report.probe, case.standing.baseline
-    if not steps or not probe or not baseline or not steps.total.least(0.0):
+    if not steps or not probe or not baseline or not steps.total.at_least(0.0) or case.standing.devices <= 1:
         return
     own, whole = (row.configuration.planned for row in (case.row, baseline))
-    times, shares = probe.step_milliseconds(str(own.model)), case.standing.devices
+    times = probe.step_milliseconds(own.model)
     few, many = times.get(own.per_device_batch_size), times.get(whole.per_device_batch_size)
     if few is None or many is None or {own.threads, whole.threads} != {case.report.device_threads}:
         return
     more = few - many * own.per_device_batch_size / whole.per_device_batch_size
-    if more >= max(SMALL_BATCH * steps.total.value, WORTH * steps.value) and shares > 1:
+    if more >= max(SMALL_BATCH * steps.total.value, WORTH * steps.value):
         yield Finding("small batch", {"x": few, "n": own.per_device_batch_size, "f": more})
 
 
 def parts_of_steps(case: Case) -> Iterator[Finding]:
-    """What a straggler has more to do comes first: the others wait for it. So does waiting for late ranks, which tells
-    whose fault it is, unless it is a small part."""
-    steps, slowest = case.accounts.steps, _straggler_of(case)
-    proved = steps.proved if steps else []
-    least = max(WORTH * steps.value, MINOR * abs(proved[0].value)) if steps and proved else 0.0
-    slowest = None if case.staged else slowest  # whose larger stage is told apart
-    parts = [part for part in proved if abs(part.value) >= least]
-    if slowest:  # who is always the last waits for nobody: that follows
+    """The parts of the step's difference.
+
+    A straggler's additional work comes first, as the others wait for it. Waiting for late ranks also comes first, as it
+    shows whose fault it is, unless it is a small part.
+    """
+    steps = case.accounts.steps
+    if not steps or not steps.proved:
+        return
+    slowest = None if case.staged else _straggler_of(case)  # straggler() reports an uneven cut
+    least = max(WORTH * steps.value, MINOR * abs(steps.proved[0].value))
+    parts = [part for part in steps.proved if abs(part.value) >= least]
+    if slowest:  # a straggler waits for nobody, so less waiting is a consequence
         parts = [part for part in parts if part.name != LATE or part.value > 0]
     largest = max((part.value for part in parts), default=0.0)
 
@@ -86,13 +91,14 @@ def parts_of_steps(case: Case) -> Iterator[Finding]:
 
 
 def _is_of(straggler: Straggler | None, part: Excess) -> bool:
-    """Whether a straggler has most of a part more than the others."""
+    """Return whether most of a part is a straggler's additional work."""
     return straggler is not None and straggler.phases.get(part.name, 0.0) >= LONG * part.value > 0
 
 
 def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Finding:
     place = part.name
-    if place == "backward" and case.accounts.steps and all(o.name != "exchange" for o in case.accounts.steps.parts):
+    steps = case.accounts.steps
+    if place == "backward" and steps and all(other.name != "exchange" for other in steps.parts):
         place = "backward with exchange"
     elif place == "exchange" and case.staged:
         place = "waiting for stages"
@@ -101,8 +107,8 @@ def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Find
     if part.name == LATE:
         values["place"] = Finding(LATE, {"ranks": _late_ranks(case)}) if part.value > 0 else Finding("waiting")
     else:
-        long = [rank.long[part.name] for rank in case.accounts.ranks if part.name in rank.long]
-        longest = max(long, key=lambda long: long.milliseconds, default=None)
+        long_steps = [rank.long[part.name] for rank in case.accounts.ranks if part.name in rank.long]
+        longest = max(long_steps, key=lambda long: long.milliseconds, default=None)
         values["place"] = _in_steps(Finding(place), longest, part.value, case.accounts.usual.get(part.name, 0.0))
     if straggler:
         values["place"] = Finding("of a rank", {"place": values["place"], "n": straggler.rank})
@@ -112,22 +118,30 @@ def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Find
 
 
 def _late_ranks(case: Case) -> tuple[Finding, ...]:
-    """Who came last to the exchange, and in which phase it lost the time: what makes most of the others' waiting."""
+    """Return the ranks that came last to the exchange, and the phases in which they lost the time.
+
+    Only those that cause much of the others' waiting are named, or the one that causes most.
+    """
     ranks = case.accounts.ranks
-    caused = [(x, number, phase) for number, rank in enumerate(ranks) for phase, x in rank.caused.items()]
+    caused = [
+        (milliseconds, number, phase)
+        for number, rank in enumerate(ranks)
+        for phase, milliseconds in rank.caused.items()
+    ]
     caused.sort(reverse=True)
     least = LATEST * sum(milliseconds for milliseconds, *_ in caused)
     most = [late for late in caused if late[0] > least] or caused[:1]
-    return tuple(
-        Finding("late rank", {"n": n, "place": _in_steps(Finding(phase), ranks[n].long.get(phase), x), "x": x})
-        for x, n, phase in most
-    )
+    found = []
+    for milliseconds, number, phase in most:
+        place = _in_steps(Finding(phase), ranks[number].long.get(phase), milliseconds)
+        found.append(Finding("late rank", {"n": number, "place": place, "x": milliseconds}))
+    return tuple(found)
 
 
 def _in_steps(place: Finding, long: LongSteps | None, milliseconds: float, usual: float = 0.0) -> Finding:
-    """A place with the steps in which so many milliseconds are spent there, if most are spent in long ones.
+    """Return a place, with its long steps if they account for most of the `milliseconds` spent there.
 
-    usual: what long ones take all the same.
+    usual: milliseconds that long steps take in the baseline too.
     """
     if not long or not long.milliseconds - usual >= LONG * milliseconds > 0:
         return place
@@ -135,13 +149,13 @@ def _in_steps(place: Finding, long: LongSteps | None, milliseconds: float, usual
 
 
 def _straggler_of(case: Case) -> Straggler | None:
-    """The rank that is proved to have more to do than the others, if one is."""
+    """Return the rank that is proved to have much more to do than the others, if any."""
     found = case.accounts.straggler
-    return found if found and found.longer.least(STRAGGLING * case.summary.step_milliseconds) else None
+    return found if found and found.longer.at_least(STRAGGLING * case.summary.step_milliseconds) else None
 
 
 def waiting(case: Case) -> Iterator[Finding]:
-    """What an account cannot show, as the row is compared with none."""
+    """Waiting for data in a row without an account of its steps."""
     own = case.summary
     if not case.accounts.steps and own.waiting_share >= WAITING:
         values = {"x": own.phases.data, "y": own.step_milliseconds, "n": own.waiting_share}
@@ -149,26 +163,23 @@ def waiting(case: Case) -> Iterator[Finding]:
 
 
 def _loading_advice(case: Case) -> Finding:
-    """What could shorten the wait for data: measured with more workers, or computed from the cores that are left."""
+    """Return what could shorten the wait for data: more workers, if measured, or the cores that are left."""
     row, result, planned = case.row, case.result, case.row.configuration.planned
     if result.config["loader"] == "resident":
         return Finding("small network")
     workers = result.loader_workers
-    more = [
-        (
-            case.summaries[other.configuration.name].step_milliseconds or math.inf,
-            other.configuration.planned.num_workers,
-        )
-        for other in case.report.rows
-        if other.results
-        and other.configuration.method == row.configuration.method
-        and other.configuration.planned.num_workers > planned.num_workers
-        and replace(other.configuration.planned, num_workers=planned.num_workers) == planned
-    ]
+    more = []
+    for other in case.report.rows:
+        theirs = other.configuration.planned
+        same_method = other.configuration.method == row.configuration.method
+        equal = same_method and replace(theirs, num_workers=planned.num_workers) == planned
+        if other.results and equal and theirs.num_workers > planned.num_workers:
+            step = case.summaries[other.configuration.name].step_milliseconds
+            more.append((step or math.inf, theirs.num_workers))
     if more:
         step, best = min(more)
         return Finding("more workers", {"n": best, "m": workers, "s": step})
-    # on a CPU threads compute; beside a GPU, one for each process
+    # On a CPU all threads compute; a GPU needs one thread per process.
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
     if left > 0 and row.configuration.is_script:
@@ -179,16 +190,16 @@ def _loading_advice(case: Case) -> Finding:
 
 
 def straggler(case: Case) -> Iterator[Finding]:
-    """A rank that has more to do, where no part of the account is called its own."""
-    straggler = _straggler_of(case)
-    if straggler and all(part.kind != "straggler" for part in parts_of_steps(case)):
-        advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(straggler.phase)
-        yield Finding("straggler", {"n": straggler.rank, "x": straggler.longer, "place": place, "advice": advice})
+    """A rank with more to do, unless it was named with a part of the account."""
+    slowest = _straggler_of(case)
+    if slowest and all(part.kind != "straggler" for part in parts_of_steps(case)):
+        advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(slowest.phase)
+        yield Finding("straggler", {"n": slowest.rank, "x": slowest.longer, "place": place, "advice": advice})
 
 
 def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, float] | None:
-    """Return what a script's loader takes alone, in milliseconds per batch, and what a step takes at the least where
-    each core of an otherwise idle machine had a worker; None without a loader."""
+    """Return a script's loading time alone and the least possible step time with a worker on each core of an otherwise
+    idle machine, both in milliseconds per batch; None without a loader."""
     alone = [found for result in row.results if (found := result.config.get("loader_milliseconds"))]
     if not alone:
         return None

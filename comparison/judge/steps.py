@@ -1,6 +1,6 @@
-"""The mean step and the whole run of a row: by themselves, and against the baseline's.
+"""The mean step and the whole run of a row, alone and compared with the baseline's.
 
-A step is expected to scale ideally, phase by phase; a whole run, to take as long as the baseline's.
+A step is expected to scale ideally, phase by phase; a whole run is expected to take as long as the baseline's.
 """
 
 import math
@@ -11,7 +11,6 @@ from typing import TypeVar
 
 from common.files.results import PHASES, RunResult
 from comparison.judge.fairness import Standing
-from comparison.judge.measures import done
 from comparison.judge.ranks import (
     OUTSIDE,
     RankMeans,
@@ -26,6 +25,7 @@ from comparison.judge.ranks import (
     throttled_share,
 )
 from comparison.judge.statistics import Excess, mean_excess
+from comparison.judge.summaries import successful_runs
 from comparison.rows import Row
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ LATE = "late ranks"
 
 @dataclass(frozen=True)
 class Time:
-    """One measured time, and the parts of it that are known: together at most as long."""
+    """A measured time and its known parts, whose sum is at most as long."""
 
     whole: float
     parts: dict[str, float]
@@ -42,11 +42,11 @@ class Time:
 
 @dataclass(frozen=True)
 class Account:
-    """How a time differs from what was expected, and the parts of that difference; all in one unit.
+    """How a time differs from the expected one, and the parts of that difference, all in the same unit.
 
-    value, expected: means over the blocks in which both were measured; total: value - expected, with its own interval.
-    parts: add up to total.value, in the order of a step or run; their intervals hold together with those of all the
-    accounts that are told beside it.
+    value, expected: means over the blocks in which both were measured. total: value - expected, with its own interval.
+    parts: in the order of a step or run; they add up to total.value. Their intervals hold simultaneously with those of
+    the other accounts of the comparison.
     """
 
     value: float
@@ -56,20 +56,20 @@ class Account:
 
     @property
     def proved(self) -> list[Excess]:
-        """The parts whose interval lies on one side of 0, the largest first."""
+        """The parts whose interval excludes 0, the largest first."""
         return sorted((part for part in self.parts if part.proved), key=lambda part: -abs(part.value))
 
 
 def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int = 1) -> Account:
     """Return how the first times of all pairs differ from `share` x the second ones, on average.
 
-    A pair is one block: the row's time and the baseline's. A part that is not known of all times is in "outside", with
-    all else that is in no part. Intervals are Student's, on the blocks' differences: of the total with 95%
-    confidence; of each of k parts with 1 - 5%/k/accounts, so that all parts of so many accounts together have 95%
-    (Bonferroni's inequality).
+    A pair is one block: the row's time and the baseline's. "outside" is the part of a time that is in no other part,
+    including parts that are not known for all times. Intervals are Student's, of the blocks' differences: the total's
+    has 95% confidence; that of each of k parts has 1 - 5%/k/accounts, so that the parts of all accounts together have
+    95% (Bonferroni's inequality).
     """
     names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]
-    if LATE in names and not any(own.parts[LATE] for own, _ in pairs):  # one device beside another
+    if LATE in names and not any(own.parts[LATE] for own, _ in pairs):  # one device has no late ranks
         names.remove(LATE)
 
     def outside(time: Time) -> float:
@@ -84,30 +84,31 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int
 
 
 def growth(row: Row, other: Row | None = None) -> Excess | None:
-    """Return by which share epochs got longer from a run's first timed epoch to its last, along a straight line.
+    """Return the share by which epochs got longer from a run's first timed epoch to its last, by linear regression.
 
-    other: by how much more than that row's, block by block. None where a run has less than three timed epochs.
+    other: a row whose growth is subtracted, block by block. None if a run has fewer than three timed epochs.
     """
     results = [*row.results, *(other.results if other else ())]
     if min((len(result.timed_epochs) for result in results), default=0) < 3:
         return None
-    shares = [_growth_of(result) for result in row.results]
     if other:
         shares = [own - theirs for own, theirs in paired(row, other, _growth_of)]
+    else:
+        shares = [_growth_of(result) for result in row.results]
     return mean_excess("growth", shares) if shares else None
 
 
 def _growth_of(result: RunResult) -> float:
-    seconds = [epoch.train_seconds / epoch.samples for epoch in result.timed_epochs]  # of equal work
+    seconds = [epoch.train_seconds / epoch.samples for epoch in result.timed_epochs]
     slope = statistics.linear_regression(range(len(seconds)), seconds).slope
     return slope * (len(seconds) - 1) / statistics.mean(seconds)
 
 
 def step_time(result: RunResult) -> Time:
-    """Return the milliseconds of a run's mean step, without the warm-up's, and of its phases.
+    """Return the milliseconds of a run's mean step, without the warm-up, and of its phases.
 
-    The whole is the slowest rank's, the phases are the critical rank's; where no rank was kept, the slowest one's. What
-    it waited for a later one is a part of its own (LATE). One device exchanges nothing, in no time.
+    The whole is the slowest rank's. The phases are the critical rank's or, if no ranks were recorded, the slowest
+    rank's. Waiting for later ranks is a part of its own (LATE). One device exchanges nothing, in no time.
     """
     epochs, rank = result.timed_epochs, critical_rank(rank_means(result))
     steps = [epoch.steps for epoch in epochs]
@@ -121,9 +122,9 @@ def step_time(result: RunResult) -> Time:
 
 
 def run_time(result: RunResult) -> Time:
-    """Return the seconds of a whole run, from its command's start to the end of the last evaluation, and its parts.
+    """Return the seconds of a run, from the start of its command to the end of the last evaluation, and its parts.
 
-    Training is the mean timed epoch, times all epochs; by how much the first one was longer is warm-up.
+    Training is the number of epochs times the mean timed epoch; the rest of the epochs' time is warm-up.
     """
     seconds = sum(epoch.train_seconds for epoch in result.epochs)
     training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
@@ -137,40 +138,46 @@ def run_time(result: RunResult) -> Time:
 
 
 def account_for_steps(row: Row, baseline: Row, devices: float, accounts: int = 1) -> Account | None:
-    """Return where a row's mean step is above ideal scaling of the baseline's, in milliseconds.
+    """Return how a row's mean step differs from ideal scaling of the baseline's, in milliseconds.
 
-    devices: how many times as many the row has as the baseline. What is to be done in a step is told by its images,
-    which may differ (weak scaling). accounts: how many are told. None if no block has both.
+    devices: the row's devices ÷ the baseline's. The work of a step is the number of its images, which may differ (weak
+    scaling). accounts: as for make_account. None if no block has both rows.
     """
     pairs = paired(row, baseline, step_time)
     if not pairs:
         return None
-    last = [some.results[0].epochs[-1] for some in (row, baseline)]
-    images, equal_images = (epoch.samples / epoch.steps for epoch in last)
-    return make_account(pairs, images / equal_images / devices, accounts)
+    images, baseline_images = (images_per_step(some.results[0]) for some in (row, baseline))
+    return make_account(pairs, images / baseline_images / devices, accounts)
+
+
+def images_per_step(result: RunResult) -> float:
+    """Return the mean number of images in a step."""
+    return result.epochs[-1].samples / result.epochs[-1].steps
 
 
 def account_for_runs(row: Row, baseline: Row, accounts: int = 1) -> Account | None:
-    """Return where a row's whole run is longer than the baseline's, in seconds. None if no block has both."""
+    """Return how a row's whole run differs from the baseline's, in seconds. None if no block has both rows."""
     pairs = paired(row, baseline, run_time)
     return make_account(pairs, 1.0, accounts) if pairs else None
 
 
 def paired(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
-    """Return what is measured of both rows' runs that ended well, block by block."""
-    own, other = ({outcome.block: measure(result) for outcome, result in done(some)} for some in (row, baseline))
+    """Return a measure of both rows' successful runs, block by block."""
+    own, other = (
+        {outcome.block: measure(result) for outcome, result in successful_runs(some)} for some in (row, baseline)
+    )
     return [(own[block], other[block]) for block in own if block in other]
 
 
 @dataclass(frozen=True)
 class Accounts:
-    """What the runs of a row tell of its time.
+    """Where the time of a row's runs goes.
 
-    steps (milliseconds), runs (seconds): how its mean step and whole run differ from what the baseline lets expect;
-    None where it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if they
-    were kept. straggler, queued, throttled, cores, growth: see the functions of this module. beside: the growth beside
-    the baseline's; of a row that is compared with none, its own. usual: by phase, the milliseconds by which long steps
-    lengthen the baseline's, scaled ideally.
+    steps (milliseconds), runs (seconds): how its mean step and whole run differ from those expected from the baseline;
+    None if it has no speed-up, is the baseline, or was disturbed. ranks: every rank's means over the runs, if recorded.
+    straggler, queued, throttled, cores: see comparison.judge.ranks. growth: see growth(). relative_growth: the growth
+    minus the baseline's; without a baseline, the row's own. usual: by phase, the milliseconds that long steps add to
+    the baseline's, scaled ideally.
     """
 
     steps: Account | None = None
@@ -181,15 +188,15 @@ class Accounts:
     throttled: Excess | None = None
     cores: Excess | None = None
     growth: Excess | None = None
-    beside: Excess | None = None
+    relative_growth: Excess | None = None
     usual: dict[str, float] = field(default_factory=dict)
 
 
 def find_accounts(row: Row, standing: Standing) -> Accounts:
-    """Return what the runs of a row tell of its time, by themselves and beside its baseline's."""
+    """Return where the time of a row's runs goes, alone and compared with its baseline's."""
     if not row.results:
         return Accounts()
-    runs, alone = [rank_means(result) for result in row.results], growth(row)
+    runs, own_growth = [rank_means(result) for result in row.results], growth(row)
     baseline = standing.baseline if standing.baseline is not row else None
     steps, whole, usual = None, None, {}
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
@@ -205,7 +212,7 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         queued_share(runs, row.results[0].threads_per_process),
         throttled_share(row.results),
         cores_computing(runs),
-        alone,
-        growth(row, baseline) if baseline and baseline.results else alone,
+        own_growth,
+        growth(row, baseline) if baseline and baseline.results else own_growth,
         usual,
     )

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable
 
 from common.errors import OUT_OF_MEMORY
-from comparison.judge.analysis import Analysis
-from comparison.judge.measures import A_THOUSAND, Finding
+from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
-from comparison.judge.sweeps import Sweep
+from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
 from comparison.rows import Row, Trial
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say

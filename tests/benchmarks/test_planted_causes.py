@@ -15,10 +15,10 @@ from planted_causes import PLANTS, Trial
 from torch import nn
 
 from common.engine.step import LastGradient
-from comparison.judge.measures import Finding
 from comparison.judge.ranks import cores_computing, find_straggler, queued_share, rank_means, throttled_share
 from comparison.judge.statistics import Excess
 from comparison.judge.steps import step_time
+from comparison.judge.summaries import Finding
 from comparison.run.turns import take_turns
 from tests.fixtures import PROJECT
 

@@ -7,8 +7,8 @@ import pytest
 
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import Finding
 from comparison.judge.ranks import mean_ranks, rank_means
+from comparison.judge.summaries import Finding
 from comparison.show.detail_tables import account_tables, rank_table
 from comparison.show.sentences import tell
 from comparison.show.verdict import verdict

@@ -8,7 +8,7 @@ import pytest
 from common.engine.run import PRECISIONS
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import measure
-from comparison.judge.peaks import PEAKS
+from comparison.judge.summaries import PEAKS
 from comparison.show.report import write_csv
 from comparison.show.tables import main_table
 from tests.reports import configuration, report_of, runs

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import measure, run_seconds, unsteadiness
+from comparison.judge.blocks import (
+    adjusted_means,
+    block_dependence,
+    mean_difference,
+    ratios,
+    residual_deviation,
+    two_modes,
+)
+from comparison.judge.measures import measure
 from comparison.judge.statistics import (
     DISTURBED,
     EQUAL,
@@ -17,18 +25,13 @@ from comparison.judge.statistics import (
     TOO_FEW,
     UNDECIDED,
     Ratio,
-    adjusted_means,
-    block_dependence,
     dunnett_quantile,
     look_confidence,
-    mean_difference,
     mean_interval,
-    ratios,
-    residual_deviation,
     resolution,
     t_quantile,
-    two_modes,
 )
+from comparison.judge.summaries import run_seconds, unsteadiness
 from comparison.show.sentences import tell
 from tests.reports import configuration, make_result, report_of, runs
 

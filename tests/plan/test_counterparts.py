@@ -9,8 +9,8 @@ import pytest
 import compare_parallel
 from common.errors import SuiteError
 from comparison.judge.analysis import analyse
+from comparison.judge.blocks import ratios
 from comparison.judge.measures import block_times
-from comparison.judge.statistics import ratios
 from comparison.methods import Machine, script
 from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
 from comparison.plan.plan import make_plan

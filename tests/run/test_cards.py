@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import measure, unsteadiness
+from comparison.judge.measures import measure
+from comparison.judge.summaries import unsteadiness
 from comparison.results_file import read_results, write_results
 from comparison.rows import CardUse
 from comparison.run import cards

@@ -12,9 +12,10 @@ from common.errors import SuiteError
 from common.settings.config import RunConfig, flags_that
 from comparison.judge import analysis
 from comparison.judge.analysis import analyse
+from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
-from comparison.judge.statistics import ratios, residual_deviation, resolution
+from comparison.judge.statistics import resolution
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
