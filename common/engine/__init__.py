@@ -1,1 +1,1 @@
-"""What is equal in every method: the loop, its clocks, the optimizer, checkpoints, one run from start to result."""
+"""The part that all methods share: loop, clocks, optimizer, checkpoints, and a run from its start to its result."""

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a training needs to go on as if it had never been interrupted."""
+"""Checkpoints: everything needed to resume a training as if it had never been interrupted."""
 
 import pickle
 import zipfile
@@ -21,17 +21,16 @@ from common.settings.config import FLAGS, RunConfig, flags_that, option
 from common.settings.schedules import length_of
 from common.words import count
 
-DAMAGED = (  # what reading something else as a checkpoint may raise
-    *(pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError),
-    *(LookupError, TypeError, AttributeError, ArithmeticError),
-)
+# Errors that reading a damaged checkpoint or another kind of file may raise.
+DAMAGED: tuple[type[Exception], ...] = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError)
+DAMAGED += (LookupError, TypeError, AttributeError, ArithmeticError)
 ANEW = "start anew without --resume"
-DEFAULTS = RunConfig()  # for a flag that was not there yet when a checkpoint was written
+DEFAULTS = RunConfig()  # for flags that did not exist when a checkpoint was written
 FORMAT = 5
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
-    """Return the checksums of what `config` only names: the data set, and the file of the user's own network."""
+    """Return checksums of the data set and of the file with the user's own network, if there is one."""
     content = {"checksum of the data set": image_set.sha256[:DIGITS]}
     file = Path((config.model or "").rpartition(":")[0])
     if file.suffix == ".py":
@@ -40,84 +39,91 @@ def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
 
 
 def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, str], world_size: int) -> dict | None:
-    """Return what Checkpoints.keep() wrote to `config.resume`: tensors on the CPU, EpochRecords and Trainings.
+    """Return the state that Checkpoints.keep() wrote to `config.resume`: CPU tensors, EpochRecords and Trainings.
 
-    None without --resume, and where the file is missing that --checkpoint will write: torchrun --max-restarts needs it.
-    Raises SuiteError (USAGE) if it is missing otherwise, or of another training; (DATA) if it is no proper checkpoint.
+    Returns None without --resume, and if the file is missing and --checkpoint will write it: torchrun --max-restarts
+    relies on that. Raises SuiteError (USAGE) if the file is missing otherwise or belongs to another training, and
+    (DATA) if it is not a valid checkpoint.
     """
-    path, changed = config.resume, []
+    path = config.resume
     if path is None or (path == config.checkpoint and not Path(path).exists()):
         return None
-    what, advice = f"cannot resume from {path}", f"use the flags and files of that training, or {ANEW}"
+    what = f"cannot resume from {path}"
     try:
-        state, wrong = _load(path)
-        if not wrong:
-            changed = _differences(state, _decisive(config, options), content, config.epochs, world_size)
+        state = _load(path)
+        changed = _differences(state, _decisive(config, options), content, config.epochs, world_size)
     except (FileNotFoundError, NotADirectoryError):
         advice = "check its name, or give --checkpoint the same name to begin with it"
         raise SuiteError(what, "no such file", advice, USAGE) from None
     except OSError as error:
         raise SuiteError(what, error.strerror or str(error), "name a checkpoint that can be read", USAGE) from None
     except DAMAGED as error:
-        wrong = f"it is damaged, or no checkpoint ({type(error).__name__})"
-    if wrong:
-        raise SuiteError(what, wrong, ANEW, DATA)
+        raise _damaged(path, f"it is damaged, or no checkpoint ({type(error).__name__})") from None
     if changed:
+        advice = f"use the flags and files of that training, or {ANEW}"
         raise SuiteError(f"{what}: that was another training", "; ".join(changed), advice, USAGE)
     return state
 
 
+def _damaged(path, found):
+    return SuiteError(f"cannot resume from {path}", found, ANEW, DATA)
+
+
 def _decisive(config, options):
-    """What a run that goes on must have in common with the run that began: not where a network is cut, say."""
+    """Return the flags that must not change when a training is resumed. Where a network is cut may change."""
     own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout", "split_at")}
-    names = (name for name in flags_that("decides") if name != "loader" or config.loader)  # it may not be known yet
+    names = (name for name in flags_that("decides") if name != "loader" or config.loader)  # may not be chosen yet
     return {**{name: getattr(config, name) for name in names}, **own}
 
 
-def _differences(state, now, content, epochs_now, world_size):
-    """What a checkpoint has that is otherwise in the training that is to go on, in words."""
-    before, files, begun, ranks = state["config"], state["content"], state["begun"], len(state["random"])
-    names = [name for name in {**now, **before} if name in now or name not in FLAGS]  # other FLAGS decide no longer
-    flags = [(option(name), before.get(name, getattr(DEFAULTS, name, None)), now.get(name)) for name in names]
-    pairs = [flag for flag in flags if flag[1] or flag[2]]  # a switch that is off is as good as none
-    if all(then == value for _, then, value in pairs):  # or other flags alone make it other data
-        pairs = [(name, files.get(name), found) for name, found in content.items()]
-    changed = [f"{name} {then} → {value}" for name, then, value in pairs if then != value]
-    if ranks != world_size:
-        changed.append(f"{ranks} → {count(world_size, 'process', 'es')}")
-    if (epochs := len(state["records"]) + bool(begun)) > epochs_now:
-        changed.append(f"it is {'in' if begun else 'after'} epoch {epochs}, --epochs {epochs_now}")
+def _differences(state, flags, content, epochs, world_size):
+    """Describe how the checkpoint's training differs from the current one."""
+    saved_flags, partial_epoch, saved_ranks = state["config"], state["begun"], len(state["random"])
+    changed = []
+    for name in {**flags, **saved_flags}:
+        if name in FLAGS and name not in flags:
+            continue  # it decided when the checkpoint was written, and no longer does
+        then, now = saved_flags.get(name, getattr(DEFAULTS, name, None)), flags.get(name)
+        if then != now and (then or now):  # a switch that is off equals a missing one
+            changed.append(f"{option(name)} {then} → {now}")
+    if not changed:  # other flags would explain other data
+        for name, now in content.items():
+            if (then := state["content"].get(name)) != now:
+                changed.append(f"{name} {then} → {now}")
+    if saved_ranks != world_size:
+        changed.append(f"{saved_ranks} → {count(world_size, 'process', 'es')}")
+    if (epoch := len(state["records"]) + bool(partial_epoch)) > epochs:
+        changed.append(f"it is {'in' if partial_epoch else 'after'} epoch {epoch}, --epochs {epochs}")
     return changed
 
 
 def _load(path):
-    """The state in a checkpoint, and what is wrong with it, or None."""
     try:
         refuse_inflated(path)
     except ValueError as error:
-        return None, str(error)
+        raise _damaged(path, str(error)) from None
     with zipfile.ZipFile(path) as archive:
-        if damaged := archive.testzip():  # torch.load does not look at the checksums
-            return None, f"it is damaged: {damaged} is not what its checksum says"
-    state = torch.load(path, map_location="cpu", weights_only=True)  # executes nothing
+        if damaged := archive.testzip():  # torch.load ignores the checksums
+            raise _damaged(path, f"it is damaged: {damaged} is not what its checksum says")
+    state = torch.load(path, map_location="cpu", weights_only=True)  # executes no code from the file
     if state["format"] != FORMAT:
-        return None, f"its format is {state['format']}, not {FORMAT}"
+        raise _damaged(path, f"its format is {state['format']}, not {FORMAT}")
     state["begun"] = [as_record(part, Training) for part in state["begun"]]
     state["records"] = [as_record(values, EpochRecord) for values in state["records"]]
-    return state, None
+    return state
 
 
-def place_of(epochs: int, begun: list[Training]) -> str:
-    """Return how far a training has come: after so many epochs, and what of the next one each rank has begun."""
-    if begun:
-        return f"in epoch {epochs + 1} after {count(begun[0].steps, 'step')}"
+def describe_position(epochs: int, partial_epoch: list[Training]) -> str:
+    """Return how far a training has come: its finished epochs, and every rank's part of the next one, if it began."""
+    if partial_epoch:
+        return f"in epoch {epochs + 1} after {count(partial_epoch[0].steps, 'step')}"
     return f"after epoch {epochs}" if epochs else "before its first epoch"
 
 
 class Checkpoints:
-    """What of a training goes to --checkpoint, and comes from --resume; all ranks call its methods together.
+    """Writes --checkpoint and restores --resume. All ranks call each method together.
 
-    options: the script's own flags. content: from content_of(), when the training began.
+    options: the script's own flags. content: from content_of(), taken when the training started.
     """
 
     def __init__(self, context: ParallelContext, optimizer, schedule, config: RunConfig, options, content):
@@ -126,8 +132,8 @@ class Checkpoints:
         self.schedule, self.config, self.options, self.content = schedule, config, options, content
         self.gpus = [device for device in context.place.devices if device.type == "cuda"]
 
-    def keep(self, records: Iterable[EpochRecord], begun: Iterable[Training] = ()) -> None:
-        """Write what is known now, all or nothing; begun: every rank's part of an epoch that is not over."""
+    def keep(self, records: Iterable[EpochRecord], partial_epoch: Iterable[Training] = ()) -> None:
+        """Write the checkpoint atomically. partial_epoch: every rank's part of an unfinished epoch."""
         own = {"cpu": torch.get_rng_state(), "gpus": [torch.cuda.get_rng_state(device) for device in self.gpus]}
         random_states, states = self.place.gather(own), self.states.whole(keep=self.place.rank == 0)
         if self.place.rank > 0:
@@ -141,39 +147,40 @@ class Checkpoints:
             "schedule": self.schedule.state_dict(),
             "records": [asdict(record) for record in records],
             "random": random_states,
-            "begun": [asdict(training) for training in begun],
+            "begun": [asdict(training) for training in partial_epoch],
         }
         with replacing(self.config.checkpoint or "") as file:
             torch.save(state, file)
 
     def resume(self, settle: Callable[[], None] = lambda: None) -> tuple[list[EpochRecord], Training | None, str]:
-        """Go back to where --resume says; return the epochs' records, this rank's part of the next, and where that is.
+        """Restore the state that --resume names, if there is one.
 
-        settle(): called first, if there is a checkpoint. Raises SuiteError (USAGE, DATA), as read_checkpoint() does.
+        Returns its epoch records, this rank's part of an unfinished epoch, and its position in words. settle() is
+        called before anything is restored. Raises SuiteError (USAGE, DATA) as read_checkpoint() does.
         """
-        what, rank = f"cannot resume from {self.config.resume}", self.place.rank
+        path, rank = self.config.resume, self.place.rank
         state = read_checkpoint(self.config, self.options, self.content, self.place.ranks)
-        found = place_of(len(state["records"]), state["begun"]) if state else "missing"
-        if len(set(self.place.gather(found))) > 1:
-            what, advice = "the ranks found different checkpoints", "put the file on a shared file system"
-            raise SuiteError(what, f"{self.config.resume} on rank {rank} is {found}", advice, USAGE)
+        position = describe_position(len(state["records"]), state["begun"]) if state else "missing"
+        if len(set(self.place.gather(position))) > 1:
+            what, found = "the ranks found different checkpoints", f"{path} on rank {rank} is {position}"
+            raise SuiteError(what, found, "put the file on a shared file system", USAGE)
         if not state:
             return [], None, ""
         settle()
         try:
             then, now = length_of(state["schedule"]), length_of(self.schedule.state_dict())
             if then != now:
+                what = f"cannot resume from {path} with --epochs {self.config.epochs}"
                 found = f"its --schedule {self.config.schedule} ends after {then} steps, this one after {now}"
-                advice = f"use the --epochs of that training, or {ANEW}"
-                raise SuiteError(f"{what} with --epochs {self.config.epochs}", found, advice, USAGE)
+                raise SuiteError(what, found, f"use the --epochs of that training, or {ANEW}", USAGE)
             self.states.load(state)
             self.scaler.load_state_dict(state["scaler"])
             self.schedule.load_state_dict(state["schedule"])
             torch.set_rng_state(state["random"][rank]["cpu"])
             for device, generator_state in zip(self.gpus, state["random"][rank]["gpus"], strict=True):
                 torch.cuda.set_rng_state(generator_state, device)
-            return state["records"], state["begun"][rank] if state["begun"] else None, found
-        except torch.OutOfMemoryError:
+            return state["records"], state["begun"][rank] if state["begun"] else None, position
+        except torch.OutOfMemoryError:  # a RuntimeError, but the file is fine
             raise
         except DAMAGED as error:
-            raise SuiteError(what, f"it is damaged ({type(error).__name__})", ANEW, DATA) from None
+            raise _damaged(path, f"it is damaged ({type(error).__name__})") from None

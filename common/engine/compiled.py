@@ -1,4 +1,4 @@
-"""What can take the place of running a network operation by operation: torch.compile, and CUDA graphs."""
+"""torch.compile and CUDA graphs."""
 
 import os
 import shutil
@@ -13,21 +13,25 @@ from common.settings.config import RunConfig
 
 
 def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
-    """Do what --compile or --cuda-graph asks for with the network in `context.model`; without them, nothing.
+    """Apply --compile or --cuda-graph to the network in `context.model`; do nothing without them.
 
-    batch_shape: (B, C, H, W) of the batches whose step --cuda-graph records.
-    Raises SuiteError (USAGE) where the method does not allow it, (MACHINE) where there is no compiler or no GPU.
+    batch_shape: (B, C, H, W) of the batches for which --cuda-graph records a step.
+    Raises SuiteError (USAGE) if the method does not allow it, (MACHINE) if there is no compiler or no GPU.
     """
     if config.compile and config.cuda_graph:
         raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
-    for name in ("recompute", "accumulate") if config.cuda_graph else ("recompute",) if config.compile else ():
-        if getattr(config, name) != getattr(RunConfig, name):
-            what = f"--{name} does not go with --compile or --cuda-graph"
-            raise SuiteError(what, "found both", "leave one out", USAGE)
+    conflict = ""
+    if config.recompute and (config.compile or config.cuda_graph):
+        conflict = "--recompute"
+    elif config.accumulate > 1 and config.cuda_graph:
+        conflict = "--accumulate"
+    if conflict:
+        what = f"{conflict} does not go with --compile or --cuda-graph"
+        raise SuiteError(what, "found both", "leave one out", USAGE)
     if config.compile:
         _compile(context)
     if config.cuda_graph:
-        context.model.train(not config.eval_mode)  # a graph replays in the mode in which it was recorded alone
+        context.model.train(not config.eval_mode)  # a graph only replays the mode in which it was recorded
         _capture(context, torch.zeros(batch_shape, device=context.place.device))
 
 
@@ -37,28 +41,28 @@ def _compile(context):
         raise SuiteError(what, context.uncompilable, "leave out --compile", USAGE)
     if not has_compiler():
         advice = "install one, e.g. apt-get install g++, or leave out --compile"
-        raise SuiteError("--compile needs a C++ compiler", f"{compiler()} was not found", advice, MACHINE)
+        raise SuiteError("--compile needs a C++ compiler", f"{_compiler()} was not found", advice, MACHINE)
     for part in context.model.modules():
         if isinstance(part, Network):
             part.compile()
 
 
-def compiler() -> str:
-    """Return the command of the C++ compiler that torch.compile uses, on a CPU and on a GPU."""
+def _compiler():
+    """Return the command of the C++ compiler that torch.compile uses, for CPUs and GPUs."""
     return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
 
 
 def has_compiler() -> bool:
-    return shutil.which(compiler().partition(" ")[0]) is not None
+    return shutil.which(_compiler().partition(" ")[0]) is not None
 
 
 def _capture(context, images):
-    """Record the network's forward and backward pass as CUDA graphs, which replay without the host's work per kernel.
+    """Record the network's forward and backward pass as CUDA graphs, which saves the host a launch per kernel.
 
-    Batches of another shape, as the last one may be, and evaluation go the usual way.
+    Batches of another shape, such as a smaller last one, and evaluation run without the graphs.
     """
     network = context.model
-    if type(network) is not Network:  # a shard's class is made from it
+    if type(network) is not Network:  # fully_shard() makes a subclass
         what = f"--cuda-graph does not go with {context.method}"
         raise SuiteError(what, "it wraps the network into its own steps", "leave it out, or train on one device", USAGE)
     if images.device.type != "cuda":
@@ -75,4 +79,4 @@ def _capture(context, images):
     graphed = network.forward
     network.forward = lambda batch: (graphed if batch.shape == images.shape else usual)(batch)
     for buffer, before in zip(network.buffers(), buffers, strict=True):
-        buffer.copy_(before)  # the steps that warmed up have moved BatchNorm's statistics
+        buffer.copy_(before)  # the warm-up steps changed BatchNorm's statistics

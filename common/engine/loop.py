@@ -1,8 +1,8 @@
-"""What is equal in every method: the loop over the batches, its clock, the optimizer's step, exact evaluation.
+"""The training loop that all methods share: batches, clocks, optimizer steps, and exact evaluation.
 
-What a method does with one batch is its script's own train_step(images, labels, mark) → loss: images (B, C, H, W)
-float32, labels (B,) int64; mark(phase) ends a phase of the step (see PhaseTimer); the loss is a scalar tensor, the mean
-over the rank's images, with the gradients already in place, or None on a rank that has none, as in a pipeline.
+A method provides train_step(images, labels, mark) → loss. images: (B, C, H, W) float32; labels: (B,) int64; mark(phase)
+ends a phase of the step (see PhaseTimer). When it returns, the gradients are in place. The loss is a scalar tensor, the
+mean over the rank's images, or None on a rank that has no loss, such as the first stage of a pipeline.
 """
 
 import math
@@ -23,7 +23,7 @@ from common.settings.config import RunConfig
 
 
 def steps_of(loader, config: RunConfig) -> int:
-    """Return how many training steps an epoch has."""
+    """Return the number of training steps per epoch."""
     return min(len(loader), config.max_steps or len(loader))
 
 
@@ -34,30 +34,30 @@ def train_one_epoch(
     schedule,
     loader,
     config: RunConfig,
-    begun: Training | None = None,
+    partial_epoch: Training | None = None,
     after_step: Callable[[], None] | None = None,
     timer: PhaseTimer | None = None,
 ) -> Training:
-    """Train on every batch of `loader`, or on its first `config.max_steps`, unless a signal ends it early.
+    """Train on all batches of `loader`, or on the first `config.max_steps`, unless a signal ends the epoch early.
 
-    Nothing in the loop waits for a GPU. begun: an earlier run's part of the epoch, which is part of what is returned.
+    Nothing in the loop waits for a GPU. partial_epoch: the part that an earlier run trained; the result includes it.
     """
     context.model.train(not config.eval_mode)
     place, timer, start = context.place, timer or PhaseTimer(context.place.devices), time.monotonic()
     timer.forget()
-    done, scaler = begun or Training(context.sampler.rank), context.network.scaler
+    done, scaler = partial_epoch or Training(context.sampler.rank), context.network.scaler
     step, loss_sum, samples = done.steps, None, done.samples
-    rest = _after(loader, step) if step else None
+    remaining = _skip_batches(loader, step) if step else None
     with CoreClock() as cores, Stopwatch(place.devices) as watch:
         timer.start()
-        batches = rest or iter(loader)
+        batches = remaining or iter(loader)
         for step in range(done.steps + 1, steps_of(loader, config) + 1):
             images, labels = next(batches)  # images: (B, C, H, W) float32; labels: (B,) int64
             timer.mark("data")
             loss = train_step(images, labels, timer.mark)
             timer.mark("rest")
             scaler.unscale_(optimizer)
-            scaler.step(optimizer)  # not where fp16's gradients are infinite: the scale is halved then
+            scaler.step(optimizer)  # skips the step if fp16 gradients are infinite; update() then halves the scale
             scaler.update()
             optimizer.zero_grad()
             schedule.step()
@@ -72,27 +72,26 @@ def train_one_epoch(
             place.after_batch()
             if told() and place.all_end_after(step):
                 break
-    loss = done.loss_sum if loss_sum is None else loss_sum.item()
     training = Training(
-        done.data_rank,
-        watch.seconds,
-        loss,
-        samples,
-        step,
-        timer.milliseconds(),
-        cores.cpu_seconds,
-        cores.queue_seconds,
-        cores.throttled_seconds,
-        start,
-        series_of(timer.phases()),
+        data_rank=done.data_rank,
+        seconds=watch.seconds,
+        loss_sum=done.loss_sum if loss_sum is None else loss_sum.item(),
+        samples=samples,
+        steps=step,
+        phase_milliseconds=timer.milliseconds(),
+        cpu_seconds=cores.cpu_seconds,
+        queue_seconds=cores.queue_seconds,
+        throttled_seconds=cores.throttled_seconds,
+        start=start,
+        series=series_of(timer.phases()),
     )
-    return training.after(begun) if begun else training
+    return training.after(partial_epoch) if partial_epoch else training
 
 
-def _after(loader, steps):
-    """An iterator over a loader's batches, the first `steps` of which an earlier run has trained on."""
+def _skip_batches(loader, steps):
+    """Return an iterator over the loader's batches without the first `steps`."""
     batches = iter(loader)
-    with torch.random.fork_rng(devices=[]):  # without workers, images draw from the generator that training uses
+    with torch.random.fork_rng(devices=[]):  # loading without workers draws from the generator that training uses
         for _ in range(steps):
             next(batches, None)
     return batches
@@ -100,7 +99,7 @@ def _after(loader, steps):
 
 @torch.no_grad()
 def evaluate(context: ParallelContext, loader) -> Evaluation:
-    """Classify every image of this rank's `loader` once. Nothing in the loop waits for a GPU, as bincount() would."""
+    """Classify all images of this rank's `loader`. Nothing in the loop waits for a GPU, as bincount() would."""
     model, place = (context.evaluation_model or context.model).eval(), context.place
     loss_sum, correct, counts = torch.zeros(()), torch.zeros(0), torch.zeros(0)
     with Stopwatch(place.devices) as watch:
@@ -128,41 +127,42 @@ def fit(
     config: RunConfig,
     earlier: Sequence[EpochRecord],
     after_epoch: Callable[[list[EpochRecord]], None],
-    begun: Training | None = None,
+    partial_epoch: Training | None = None,
     before_epoch: Callable[[int], None] = lambda epoch: None,
     after_step: Callable[[], None] | None = None,
-    when_told=None,
+    on_signal=None,
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
-    """Train and evaluate until there were `config.epochs`; return all epochs' records and the last Evaluations.
+    """Train and evaluate up to `config.epochs` epochs; return all epoch records and the last Evaluations.
 
-    Ends early, after the first epoch whose training or test loss is not finite, or that reached the target accuracy.
-    earlier: the epochs that lie behind a resumed training; begun: what this rank has done of the next. before_epoch():
-    called when all ranks have come so far. when_told(number, trainings): called, on all ranks after the same step,
-    where this signal told any to end; trainings: of an epoch that is not over. It never returns.
+    Stops early after an epoch whose training or test loss is not finite, or that reaches the target accuracy.
+    earlier: the finished epochs of a resumed training; partial_epoch: this rank's part of the next one.
+    before_epoch(epoch): called when all ranks have arrived. on_signal(number, trainings): called on all ranks after
+    the same step if any of them received the signal; trainings: all ranks' parts of an unfinished epoch. It must not
+    return.
     """
     train_loader, test_loader = loaders
     place, records, evaluations = context.place, [*earlier], None
     timer = PhaseTimer(place.devices)
 
-    def end_if_told(training):
-        """Return every rank's Training, unless any of them was told to end."""
-        numbers, trainings = zip(*place.gather((told(), training)), strict=True)
-        if max(numbers):
-            when_told(max(numbers), [part for part in trainings if part])
+    def gather_or_end(training):
+        """Return every rank's Training, unless one of them received a signal."""
+        signals, trainings = zip(*place.gather((told(), training)), strict=True)
+        if max(signals):
+            on_signal(max(signals), [part for part in trainings if part])
         return trainings
 
     for epoch in range(len(earlier) + 1, config.epochs + 1):
         if records and (not is_finite(records[-1]) or reached(records[-1], config)):
             break
         with add_error_context(f"epoch {epoch}"):
-            end_if_told(begun)  # this also waits for rank 0, or its writing would count as the others' epoch
+            gather_or_end(partial_epoch)  # also waits for rank 0, whose writing would count as the others' epoch time
             before_epoch(epoch)
             context.sampler.set_epoch(epoch)
             training = train_one_epoch(
-                context, train_step, optimizer, schedule, train_loader, config, begun, after_step, timer
+                context, train_step, optimizer, schedule, train_loader, config, partial_epoch, after_step, timer
             )
-            trainings, begun = end_if_told(training), None
-            if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, and all must test one model
+            trainings, partial_epoch = gather_or_end(training), None
+            if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, but all must test one model
                 place.share_buffers(context.network)
             evaluations = place.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
@@ -171,10 +171,10 @@ def fit(
 
 
 def is_finite(record: EpochRecord) -> bool:
-    """Return whether an epoch's losses are numbers: those of a training that diverged are not."""
+    """Return whether both losses of an epoch are finite, which they are not if the training diverged."""
     return math.isfinite(record.train_loss + record.test_loss)
 
 
 def reached(record: EpochRecord, config: RunConfig) -> bool:
-    """Return whether an epoch's test accuracy is what was asked for; never, if nothing was."""
+    """Return whether an epoch reached --target-accuracy; False without one."""
     return config.target_accuracy is not None and record.test_accuracy >= config.target_accuracy

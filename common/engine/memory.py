@@ -1,4 +1,4 @@
-"""What a training has in memory: at most, in which parts, and held to a limit."""
+"""The memory of a training: its limit, its peak, and its parts."""
 
 import itertools
 
@@ -9,30 +9,30 @@ from common.machine.memory import hold_to, peak_resident_bytes
 from common.models.sharded import own_share
 
 
-def held_to(limit: int, train_step):
-    """Return the same step, but after the first, second, fourth, eighth … the process may have had no more memory."""
+def with_memory_limit(train_step, limit: int):
+    """Return a train_step that checks --memory-limit after the first, second, fourth, eighth … step."""
     steps = itertools.count(1)
 
-    def held(images, labels, mark):
+    def step_and_check(images, labels, mark):
         loss, step = train_step(images, labels, mark), next(steps)
         if step & (step - 1) == 0:
             hold_to(limit)
         return loss
 
-    return held
+    return step_and_check
 
 
 def peak_memory(device: torch.device) -> tuple[int, int]:
-    """Return bytes, for RunResult's peak_memory_bytes and reserved_memory_bytes, which are 0 on a CPU."""
+    """Return (peak, reserved) bytes for RunResult; nothing is reserved on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return peak_resident_bytes(), 0
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:
-    """Return bytes on `device` of parameters, their gradients in a step, and optimizer state; of shares, its own."""
+    """Return the bytes on `device` of parameters, gradients and optimizer state; of sharded tensors, this rank's."""
     parameters = [parameter for parameter in model.parameters() if parameter.device == device]
-    optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer has this rank's own inside
+    optimizer = getattr(optimizer, "optim", optimizer)  # a ZeroRedundancyOptimizer wraps this rank's optimizer
     values = [value for values in optimizer.state.values() for value in values.values()]
     state = [value for value in values if isinstance(value, torch.Tensor) and value.device == device]
     return {

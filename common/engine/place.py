@@ -1,4 +1,4 @@
-"""What the engine is told of a method: where its processes train, and what it does to the network."""
+"""What a method tells the engine: which devices and ranks train, and how the network is distributed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,10 @@ from common.models.sharded import cut_like, whole
 
 
 class Place:
-    """A process that trains alone; one rank of several is a common.ranks.group.Rank.
+    """A process that trains alone. common.ranks.group.Rank is one rank of several.
 
-    devices: all that it uses; device: the first, which gets the batches. launched: whether its parent is a launcher.
+    devices: all devices of this process; device: the first one, which receives the batches. launched: whether the
+    parent process is a launcher such as torchrun.
     """
 
     rank, ranks, launched = 0, 1, False
@@ -26,40 +27,41 @@ class Place:
         self.devices, self.device = tuple(dict.fromkeys(devices)), devices[0]
 
     def agree(self, image_set: ImageSet) -> None:
-        """Refuse to train with ranks that have other flags, data or code."""
+        """Raise SuiteError if the ranks have different flags, data or code."""
 
     def join(self) -> None:
         """Join the process group, through which the ranks exchange tensors."""
 
     def gather(self, value) -> list:
-        """Return the values of all ranks, in their order, on every rank."""
+        """Return the values of all ranks, in rank order, on every rank."""
         return [value]
 
     def share_buffers(self, model: nn.Module) -> None:
-        """Give all ranks rank 0's buffers."""
+        """Copy rank 0's buffers to all ranks."""
 
     def after_batch(self) -> None:
-        """To be called after each batch of a training or an evaluation, by the host, which may be ahead of its GPU."""
+        """Called by the host, which may be ahead of its GPU, after each training or evaluation batch."""
 
     def all_end_after(self, step: int) -> bool:
-        """Whether all ranks end after this step of an epoch; asked after each step by one that was told to end."""
+        """Return whether all ranks end after this step of an epoch. A rank that received a signal asks every step."""
         return True
 
     def leave(self) -> None:
-        """Do the last thing that the ranks do together."""
+        """Leave the process group. Nothing is exchanged afterwards."""
 
 
 class States:
-    """What a checkpoint holds of a network, of which ranks may have shares of tensors, and its optimizer.
+    """The model and optimizer state in a checkpoint, whole even if each rank holds shards or a part of the network.
 
-    Of a part of a network: before, how many parameters precede it; gather(value): returns those of all, in their order.
+    If it holds a part: before: the number of parameters in the preceding parts; gather(value): returns the values of
+    all parts, in their order.
     """
 
     def __init__(self, model: nn.Module, optimizer, before: int = 0, gather: Callable[[Any], list] | None = None):
         self.model, self.optimizer, self.before, self.gather = model, optimizer, before, gather
 
     def whole(self, keep: bool = True) -> dict[str, dict]:
-        """Return the state_dicts of the whole "model" and "optimizer", on the CPU; all ranks call it (see whole())."""
+        """Return the whole "model" and "optimizer" state_dicts on the CPU. All ranks call it (see sharded.whole())."""
         own = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         model: dict = {}
         state: dict = {}
@@ -73,7 +75,7 @@ class States:
         return {"model": model, "optimizer": {"state": state, "param_groups": groups}}
 
     def load(self, states: dict[str, dict]) -> None:
-        """Put them back: each rank takes its part of them, and its share."""
+        """Load what whole() returned. Each rank takes its part of the network and its shards."""
         model = {name: cut_like(states["model"][name], own) for name, own in self.model.state_dict().items()}
         self.model.load_state_dict(model)
         parameters, saved, state = [*self.model.parameters()], states["optimizer"]["state"], {}
@@ -87,17 +89,19 @@ class States:
 
 @dataclass(frozen=True)
 class ParallelContext:
-    """What the engine is told of a method; it never asks which one it is."""
+    """What the engine knows about a method. It never asks which method it is."""
 
-    method: str  # what results call it
+    method: str  # its name in results
     place: Place
-    sampler: DistributedSampler  # which share of every batch this process sees, of how many
-    network: Network  # the plain one, whose weights --save writes
-    model: nn.Module  # what train_step trains: images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
-    evaluation_model: nn.Module | None = None  # evaluated in the place of `model`
-    replicas: int = 1  # into how many parts this process's share of a batch is cut, one for each device
-    states: States | None = None  # where no rank has the whole network: how its parts are put together
-    timers: SampledTimers | None = None  # of what no other method does in a step: RunResult.method_milliseconds
-    simulated: bool = False  # stands for devices that are not there
-    note: str = ""  # what a reader must know: RunResult.reason
-    uncompilable: str = ""  # why torch.compile may not rewrite the network, if so
+    sampler: DistributedSampler  # this process's share of the training images, and of how many
+    network: Network  # the plain network, whose weights --save writes
+    model: (
+        nn.Module
+    )  # what train_step trains: maps images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
+    evaluation_model: nn.Module | None = None  # evaluated instead of `model`
+    replicas: int = 1  # parts into which this process splits its share of a batch, one per device
+    states: States | None = None  # how to put the parts together if no rank has the whole network
+    timers: SampledTimers | None = None  # of work that only this method does: RunResult.method_milliseconds
+    simulated: bool = False  # one device stands in for devices that the machine lacks
+    note: str = ""  # for the reader of the results: RunResult.reason
+    uncompilable: str = ""  # why torch.compile must not rewrite the network, if so

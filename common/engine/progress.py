@@ -1,28 +1,28 @@
-"""How far a long epoch has come, as it is printed."""
+"""Progress lines within a long epoch."""
 
 import time
 from collections.abc import Callable
 
 from common.words import duration
 
-FIRST = 10.0  # seconds; the next word comes after twice as many, and so on
+FIRST = 10.0  # seconds until the first line; the pause doubles after each line
 
 
 class Progress:
-    """Says where an epoch of training is, ten seconds after its begin, 20 after that, 40 after that."""
+    """Prints the position in an epoch 10 s after its start, 20 s later, 40 s after that, and so on."""
 
     def __init__(self, epochs: int, steps: int, say: Callable[[str], None]):
         self._epochs, self._steps, self._say = epochs, steps, say
 
     def begin(self, epoch: int) -> None:
-        self._epoch, self._done, self._begun, self._wait = epoch, 0, time.monotonic(), FIRST
-        self._next = self._begun + FIRST
+        self._epoch, self._done, self._start, self._pause = epoch, 0, time.monotonic(), FIRST
+        self._next = self._start + FIRST
 
     def after_step(self) -> None:
         self._done += 1
         if self._done >= self._steps or (now := time.monotonic()) < self._next:
             return
-        left = duration((now - self._begun) / self._done * (self._steps - self._done))
+        left = duration((now - self._start) / self._done * (self._steps - self._done))
         self._say(f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}, about {left} left")
-        self._wait *= 2
-        self._next = now + self._wait
+        self._pause *= 2
+        self._next = now + self._pause

@@ -1,4 +1,4 @@
-"""One run of a training script, from what it announces to the result file, the weights and the curves it leaves."""
+"""One run of a training script: announcement, training, result file, weights, and curves."""
 
 import contextlib
 import math
@@ -12,14 +12,14 @@ import torch
 
 from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
-from common.engine.checkpoint import Checkpoints, content_of, place_of
+from common.engine.checkpoint import Checkpoints, content_of, describe_position
 from common.engine.compiled import replace_network
 from common.engine.loop import fit, is_finite, reached, steps_of
-from common.engine.memory import held_to, memory_parts, peak_memory
+from common.engine.memory import memory_parts, peak_memory, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
-from common.engine.step import in_parts
+from common.engine.step import accumulate_gradients
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
@@ -39,75 +39,78 @@ from common.settings.schedules import build_schedule
 from common.settings.totals import total_workers
 from common.words import count
 
-PRECISIONS = {
-    **{"fp32": "float32", "tf32": "float32 as TF32", "fp64": "float64"},
-    **{"bf16": "bfloat16 autocast", "fp16": "float16 autocast"},
-}
-UNFINISHED = {"status": "failed", "reason": "it ended early"}  # what a result file says should the run be killed
+PRECISIONS = {"fp32": "float32", "tf32": "float32 as TF32", "fp64": "float64"}
+PRECISIONS |= {"bf16": "bfloat16 autocast", "fp16": "float16 autocast"}
+UNFINISHED = {"status": "failed", "reason": "it ended early"}  # for the result file, in case the process is killed
 
 
 def run(context: ParallelContext, train_step, optimizer, loaders, image_set: ImageSet, config, options) -> RunResult:
-    """Announce, train, and let rank 0 print, write and draw what was found; return it.
+    """Announce, train, and let rank 0 print, write and plot the result; return it.
 
-    train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED), after the result
-    file is written, if training diverged; SystemExit if a signal told it to end, after the checkpoint is.
+    train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED) after writing the
+    result file if training diverged or missed its target; SystemExit after writing the checkpoint if a signal ended it.
     """
     with end_after_step(ctrl_c=config.checkpoint is not None), computing(TRAINING):
-        this = _Run(context, train_step, optimizer, loaders, image_set, config, options)
-        begun = this.resume()
-        this.announce()
-        this.train(begun)
-        this.save()
-        if this.result.status != "diverged":
+        training = _Run(context, train_step, optimizer, loaders, image_set, config, options)
+        partial_epoch = training.resume()
+        training.announce()
+        training.train(partial_epoch)
+        training.save()
+        if training.result.status != "diverged":
             if config.profile:
-                this.trace()
-            this.show()
+                training.trace()
+            training.show()
         context.place.leave()
-        this.complain()
-        return this.result
+        training.raise_if_failed()
+        return training.result
 
 
 class _Run:
-    """A run and what is known of it by now. All ranks take each step together; rank 0 alone prints and writes."""
+    """A run and its result so far. All ranks call each method together; only rank 0 prints and writes."""
 
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
         self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
-        self.image_set, self.config, self.options = image_set, config, options
-        held = held_to(config.memory_limit, train_step) if config.memory_limit else train_step
-        self.train_step = in_parts(held, context.model, config.accumulate)
-        context.network.scaler.scale(torch.zeros((), device=self.place.device))  # a stage without a loss has one too
+        self.image_set, self.config = image_set, config
+        if config.memory_limit:
+            train_step = with_memory_limit(train_step, config.memory_limit)
+        self.train_step = accumulate_gradients(train_step, context.model, config.accumulate)
+        # create the scaler's tensor, also on pipeline stages without a loss
+        context.network.scaler.scale(torch.zeros((), device=self.place.device))
         self.first, self.steps = self.place.rank == 0, steps_of(loaders[0], config)
-        self.says = self.first and not config.quiet
+        self.verbose = self.first and not config.quiet
         self.cores = SharedCores(self.say)
         if may_share(config, self.place.device):
             self.train_step = self.cores.before(self.train_step)
         content = content_of(config, image_set)
         self.result = _before(context, config, options, content)
         self.schedule = build_schedule(optimizer, config, self.steps)
-        torch.manual_seed(config.seed + 1 + self.place.rank)  # ranks that draw random numbers draw different ones
+        torch.manual_seed(config.seed + 1 + self.place.rank)  # each rank draws different random numbers
         self.checkpoints = Checkpoints(context, optimizer, self.schedule, config, options, content)
         self.log = EpochLog(config.tensorboard) if config.tensorboard and self.first else None
 
     def say(self, text):
-        if self.says:
+        if self.verbose:
             print(text, flush=True)
 
+    def add_reason(self, text):
+        self.result = replace(self.result, reason=_join_notes(self.result.reason, text))
+
     def write(self, **changes):
-        """Write the result file: what is known by now, with these changes."""
+        """Write the result file with what is known so far and these changes."""
         if self.first and self.config.output:
             write_result(replace(self.result, **changes), self.config.output)
 
     def resume(self):
-        """Go back to where --resume says; return what this rank had done of an epoch that was not over."""
-        records, begun, found = self.checkpoints.resume(self._settle)
-        if found:
-            times = "are sums of both runs' parts; those before are" if begun else "and those before are"
-            notes = (self.result.reason, f"resumed {found}, whose times {times} of the earlier run")
-            self.result = replace(self.result, reason="; ".join(filter(None, notes)), epochs=tuple(records))
-        return begun
+        """Restore --resume; return what this rank had trained of an unfinished epoch."""
+        records, partial_epoch, position = self.checkpoints.resume(self._settle)
+        if position:
+            times = "are sums of both runs' parts; those before are" if partial_epoch else "and those before are"
+            self.add_reason(f"resumed {position}, whose times {times} of the earlier run")
+            self.result = replace(self.result, epochs=tuple(records))
+        return partial_epoch
 
     def _settle(self):
-        """Go through a backward pass for nothing: after its first, DDP sums gradients in another order."""
+        """Run one discarded backward pass: after its first, DDP sums gradients in another order."""
         if self.context.sampler.num_replicas == 1:
             return
         self.context.model.train()
@@ -116,11 +119,11 @@ class _Run:
         self.optimizer.zero_grad()
 
     def announce(self):
-        images = min(self.config.batch_size, len(self.image_set.train_labels))
-        replace_network(self.context, (images, *self.image_set.image_shape), self.config)
-        self._reset_peaks()  # what came before training does not count
+        batch = min(self.config.batch_size, len(self.image_set.train_labels))
+        replace_network(self.context, (batch, *self.image_set.image_shape), self.config)
+        self._reset_peaks()  # exclude everything before training
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
-        if self.says:
+        if self.verbose:
             self.say(describe_start(self.result))
         self.write(**UNFINISHED)
 
@@ -128,36 +131,35 @@ class _Run:
         for device in self.checkpoints.gpus:
             torch.cuda.reset_peak_memory_stats(device)
 
-    def train(self, begun):
-        """Train, and put together what was found."""
+    def train(self, partial_epoch):
         turns = Turns(self.place.rank, self.place.ranks)
         progress = Progress(self.config.epochs, self.steps, self.say)
-        after_step = progress.after_step if self.says else None
+        after_step = progress.after_step if self.verbose else None
         first, gpus = len(self.result.epochs) + 1, self.checkpoints.gpus
 
         def before_epoch(epoch):
             if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first:
                 turns.waited_seconds += warm_clocks(gpus)
             if epoch == first + 1:
-                self._reset_peaks()  # cuDNN has tried its algorithms by now, with more work space than any step takes
+                self._reset_peaks()  # in the first epoch, cuDNN tries algorithms with larger workspaces
             progress.begin(epoch)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
         with end_workers_of(self.loaders[0]):
             records, evaluations = fit(
-                *training, self.result.epochs, self._after_epoch, begun, before_epoch, after_step, self._end
+                *training, self.result.epochs, self._after_epoch, partial_epoch, before_epoch, after_step, self._end
             )
         found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
         if self.cores.fewest < self.cores.all:
-            shared = f"it had {self.cores.fewest} of {self.cores.all} threads while other programs used its cores"
-            self.result = replace(self.result, reason="; ".join(filter(None, (self.result.reason, shared))))
-        self.result = replace(self.result, epochs=tuple(records), **found, **_judged(records, self.config))
+            threads = f"{self.cores.fewest} of {self.cores.all} threads"
+            self.add_reason(f"it had {threads} while other programs used its cores")
+        self.result = replace(self.result, epochs=tuple(records), **found, **_failure(records, self.config))
 
     def _after_epoch(self, records):
-        """Say what the epoch was, and put on disk what would be needed if it was the last."""
+        """Report the epoch, and write everything to disk in case it is the last."""
         self.result = replace(self.result, epochs=tuple(records))
         if self.config.memory_limit:
-            hold_to(self.config.memory_limit)  # evaluation needs some too
+            hold_to(self.config.memory_limit)  # evaluation uses memory too
         self.say(describe_epoch(records[-1], self.config.epochs))
         if not is_finite(records[-1]):
             return
@@ -167,26 +169,22 @@ class _Run:
         if self.config.checkpoint:
             self.checkpoints.keep(records)
 
-    def _end(self, number, begun):
-        """Put on disk what is needed to go on from this step, and end; begun: every rank's Training of the epoch."""
-        name, where = signal.Signals(number).name, place_of(len(self.result.epochs), begun)
-        kept = self.config.checkpoint and all(math.isfinite(training.loss_sum) for training in begun)
-        if kept:
-            self.checkpoints.keep(self.result.epochs, begun)
-        self.write(status="failed", reason=f"{name} ended it {where}")
+    def _end(self, number, partial_epoch):
+        """Write the checkpoint and exit, after signal `number`. partial_epoch: every rank's Training."""
+        name, position = signal.Signals(number).name, describe_position(len(self.result.epochs), partial_epoch)
+        advice = "there is no checkpoint to continue from"
+        if self.config.checkpoint and all(math.isfinite(training.loss_sum) for training in partial_epoch):
+            self.checkpoints.keep(self.result.epochs, partial_epoch)
+            advice = f"continue with --resume {self.config.checkpoint}"
+        self.write(status="failed", reason=f"{name} ended it {position}")
         if self.first:
-            advice = (
-                f"continue with --resume {self.config.checkpoint}"
-                if kept
-                else "there is no checkpoint to continue from"
-            )
-            with contextlib.suppress(OSError):  # its terminal is gone
-                print(f"Ended by {name} {where}; {advice}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # the terminal is gone
+                print(f"Ended by {name} {position}; {advice}", file=sys.stderr, flush=True)
         self.place.leave()
         sys.exit(128 + number)
 
     def save(self):
-        """Write the result and the weights: what rank 0 is to do concerns all, as each may hold a share of these."""
+        """Write the result file and the weights. Ranks that hold shards take part if rank 0 has --save."""
         saves, weights = self.place.gather(self.config.save)[0], None
         if saves and self.result.status != "diverged":
             weights = plain_state(self.context.network, self.context.states and self.context.states.whole()["model"])
@@ -210,8 +208,8 @@ class _Run:
         if self.first and self.config.curves:
             self.say(f"Curves:        {draw_curves(self.result, self.config.figure_dir)}")
 
-    def complain(self):
-        """Raise SuiteError (FAILED), on rank 0, for a training that did not do what was asked for."""
+    def raise_if_failed(self):
+        """Raise SuiteError (FAILED) on rank 0 if training diverged or missed its target."""
         if self.first and self.result.status == "diverged":
             raise SuiteError("training diverged", self.result.reason, "try a smaller --lr", FAILED)
         if self.first and self.result.status == "not reached":
@@ -219,7 +217,12 @@ class _Run:
             raise SuiteError(what, self.result.reason, "give more --epochs, or a lower target", FAILED)
 
 
+def _join_notes(*notes):
+    return "; ".join(filter(None, notes))
+
+
 def _before(context, config, options, content):
+    """Return the RunResult before training."""
     place, ranks = context.place, context.sampler.num_replicas
     workers = total_workers(config.num_workers, ranks)
     own = [(device_name(device), gpu_uuid(device) if device.type == "cuda" else "") for device in place.devices]
@@ -227,11 +230,11 @@ def _before(context, config, options, content):
     return RunResult(
         method=context.method,
         status="ok",
-        reason="; ".join(filter(None, (context.note, _unlike(names), _scaled(config)))),
+        reason=_join_notes(context.note, _describe_mixed(names), _describe_scaling(config)),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
-        environment=describe_environment() if place.rank == 0 else {},  # it asks nvidia-smi, which takes its time
+        environment=describe_environment() if place.rank == 0 else {},  # nvidia-smi is slow
         world_size=place.ranks,
         devices=names,
         parameters=sum(parameter.numel() for parameter in context.network.parameters()),
@@ -246,28 +249,29 @@ def _before(context, config, options, content):
     )
 
 
-def _unlike(devices):
-    """What a reader must know where devices, named as device_name() does, are of several kinds; "" else."""
+def _describe_mixed(devices):
+    """Return a note if the devices, named by device_name(), are of several kinds."""
     kinds = list(dict.fromkeys(device.partition(" (")[2].removesuffix(")") for device in devices))
     return f"its devices are not alike ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
-def _scaled(config):
-    """What --lr-scaling made of the learning rate; "" if nothing."""
+def _describe_scaling(config):
+    """Return a note if --lr-scaling changed the learning rate."""
     if config.lr_factor == 1:
         return ""
     return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
 
 
 def _after(context, optimizer, image_set, evaluations, turns, batches):
-    """What RunResult says of a training that is over, besides its epochs and whether it did what was asked for."""
+    """Return the fields of RunResult that are known after training, except epochs, status and reason."""
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
     devices = context.place.devices
     own = [(*peak_memory(device), memory_parts(context.network, optimizer, device)) for device in devices]
-    peaks, reserved, parts = zip(*(numbers for every in context.place.gather(own) for numbers in every), strict=True)
+    memory = [of_device for of_rank in context.place.gather(own) for of_device in of_rank]
+    peaks, reserved, parts = zip(*memory, strict=True)
     return {
         "total_seconds": time.time() - command_start(context.place.launched) - turns.waited_seconds,
         "class_accuracy": dict(zip(image_set.classes, (correct / counts).tolist(), strict=True)),
@@ -278,8 +282,8 @@ def _after(context, optimizer, image_set, evaluations, turns, batches):
     }
 
 
-def _judged(epochs, config):
-    """The status of a training that did not do what was asked for, and its reason."""
+def _failure(epochs, config):
+    """Return status and reason of a training that diverged or missed its target; nothing if it succeeded."""
     last, best = epochs[-1], max(record.test_accuracy for record in epochs)
     if not is_finite(last):
         reason = f"in epoch {last.epoch} the training loss was {last.train_loss}, the test loss {last.test_loss}"

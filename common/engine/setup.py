@@ -1,4 +1,4 @@
-"""What a process sets up before it trains: threads, memory, and whether its device computes in 16 bits."""
+"""Process setup before training: threads, memory, and checks of the flags against the device."""
 
 import ctypes
 import math
@@ -18,24 +18,24 @@ from common.machine.environment import device_name, has_tf32
 from common.models.build import AUTOCAST
 from common.settings.config import RunConfig
 
-CROWDED = 0.25  # threads on average that may wait for a core
+TOLERATED_WAITING = 0.25  # threads that wait for a core, on average
 
 
 def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> RunConfig:
-    """Make this process, `number` of `processes` that may use the same cores, ready to train; return what it is to do.
+    """Prepare this process, `number` of `processes` that share the same cores, for training; return its config.
 
-    That is `config`, but without loader workers where --num-workers was not typed and a CPU has no core for each of
-    them: there they cost lenet more time than they save (benchmarks/loaders.py).
+    That is `config`, without loader workers if --num-workers was not given and a CPU has no core for each of them:
+    there they cost lenet more time than they save (benchmarks/loaders.py).
     """
     check_memory_limit(config, device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # first of all, or what names none, as pinning does, takes memory of cuda:0
+        torch.cuda.set_device(device)  # first: calls without a device, e.g. pinning, would take memory of cuda:0
     threads = threads_of(config, processes)
     if config.bind:
         bind(device, number, processes)
-    torch.set_num_threads(threads)  # torchrun would give each of several processes one, and one alone all cores
+    torch.set_num_threads(threads)  # torchrun sets 1 for several processes, and all cores for a single one
     torch.backends.cudnn.benchmark = True
-    # PyTorch would let the convolutions of fp32 round, and its products not
+    # by default, PyTorch rounds convolutions of fp32 to TF32, but not matrix products
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     keep_freed_memory()
     check_precision(config, device)
@@ -44,44 +44,44 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
 
 
 def threads_of(config: RunConfig, processes: int) -> int:
-    """Return how many threads each of so many processes is to have: --threads, or its share of the cores.
+    """Return the threads of each of `processes` processes: --threads, or its share of the cores.
 
-    Never more than OMP_THREAD_LIMIT, above which --threads is refused: where OpenMP gives fewer threads than a
-    convolution was cut for, oneDNN waits for the others for ever (torch 2.15, with AVX-512).
+    Never more than OMP_THREAD_LIMIT; raises SuiteError (USAGE) if --threads is larger. If OpenMP starts fewer threads
+    than a convolution was split for, oneDNN waits for the missing ones forever (torch 2.15, with AVX-512).
     """
     limit = os.environ.get("OMP_THREAD_LIMIT", "").strip()
     most = int(limit) if limit.isdecimal() and int(limit) else sys.maxsize
     if config.threads and config.threads > most:
-        what, advice = (
-            f"--threads {config.threads} is not possible",
-            f"unset OMP_THREAD_LIMIT, or type --threads {limit}",
-        )
-        raise SuiteError(what, f"the environment has OMP_THREAD_LIMIT={limit}", advice, USAGE)
+        what, found = f"--threads {config.threads} is not possible", f"the environment has OMP_THREAD_LIMIT={limit}"
+        raise SuiteError(what, found, f"unset OMP_THREAD_LIMIT, or type --threads {limit}", USAGE)
     return config.threads or max(1, min(int(available_cores() // processes), most))
 
 
 def may_share(config: RunConfig, device: torch.device) -> bool:
-    """Return whether SharedCores may choose the threads: nobody typed them, compiled code or said how they wait."""
-    typed = config.threads is not None or config.compile or {*os.environ} & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
-    return device.type == "cpu" and not typed
+    """Return whether SharedCores may change the number of threads.
+
+    Not if --threads is given, the network is compiled, or the environment says how idle threads wait.
+    """
+    chosen = config.threads is not None or config.compile or {*os.environ} & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}
+    return device.type == "cpu" and not chosen
 
 
 class SharedCores:
-    """The threads of a process: fewer while other programs need the cores, such as another training.
+    """Reduces the threads of this process while other programs, such as another training, use the cores.
 
-    OpenMP's threads spin while they wait for one another: where one has no core, a step takes up to 30 times as long
-    (benchmarks/sharing.py). Once a second: as many fewer as have waited for a core on average, and more again where
-    cores were idle. say: told of each change. fewest: threads that it has had.
+    OpenMP's threads spin while they wait for one another: if one has no core, a step takes up to 30 times as long
+    (benchmarks/sharing.py). Once a second, this removes as many threads as waited for a core on average, and adds
+    some again if cores were idle. say(text): called for each change. fewest: the smallest number of threads so far.
     """
 
     def __init__(self, say: Callable[[str], None]):
         self.say, self.all = say, torch.get_num_threads()
         self.now = self.fewest = self.all
         self.seen = self._read()
-        self.idle, self.enough = 0, 1  # looks with an idle core in a row, and how many let it take more
+        self.idle_looks, self.patience = 0, 1  # looks with an idle core in a row, and how many it takes to add threads
 
     def before(self, train_step: Callable) -> Callable:
-        """Return `train_step` with a look at the cores before it, once in a second."""
+        """Return `train_step` preceded by a look at the cores, at most once a second."""
 
         def step(*batch):
             if time.monotonic() > self.seen[0] + 1:
@@ -91,45 +91,45 @@ class SharedCores:
         return step
 
     def look(self) -> None:
-        """Take fewer threads, or more again, by what happened since the last look."""
+        """Adjust the number of threads to the waiting and idle times since the last look."""
         last, self.seen = self.seen, self._read()
         seconds, waited, idle = (now - then for now, then in zip(self.seen, last, strict=True))
-        self.idle = self.idle + 1 if idle >= 0.9 * seconds else 0
-        waiting = math.ceil(waited / seconds - CROWDED)  # so many threads, on average
+        self.idle_looks = self.idle_looks + 1 if idle >= 0.9 * seconds else 0
+        waiting = math.ceil(waited / seconds - TOLERATED_WAITING)
         if waiting > 0 and self.now > 1:
-            self.enough = min(2 * self.enough, 64)  # who takes more than there is waits longer before the next time
-            self._take(max(1, self.now - waiting))
-        elif self.now < self.all and self.idle >= self.enough:
-            self._take(min(self.all, self.now + round(idle / seconds)))
+            self.patience = min(2 * self.patience, 64)  # back off before adding threads again
+            self._set_threads(max(1, self.now - waiting))
+        elif self.now < self.all and self.idle_looks >= self.patience:
+            self._set_threads(min(self.all, self.now + round(idle / seconds)))
 
-    def _take(self, threads):
+    def _set_threads(self, threads):
         torch.set_num_threads(threads)
-        self.now, self.fewest, self.idle = threads, min(threads, self.fewest), 0
+        self.now, self.fewest, self.idle_looks = threads, min(threads, self.fewest), 0
         self.say(f"Threads:       {threads} of {self.all}, as other programs use cores too (--threads N keeps N)")
 
     def _read(self):
-        """Now; for how long the threads have waited for cores, and the cores have been idle, in seconds."""
+        """Return the time, the total waiting time of this process's threads, and the total idle time of its cores."""
         cores = usable_cores()
         idle = [times.idle for core, times in enumerate(psutil.cpu_times(percpu=True)) if core in cores]
         return time.monotonic(), sum(queue_seconds().values()), sum(idle)
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what was freed, or the kernel clears every step's activations (docs/performance.md)."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other C libraries have none
+    """Make glibc keep freed memory; otherwise the kernel clears every step's activations (docs/performance.md)."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # other C libraries lack it
         for name, value in ((-4, 0), (-1, 2**31 - 1), (-2, 256 << 20)):  # M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD
             mallopt(name, value)
 
 
 def check_memory_limit(config: RunConfig, device: torch.device) -> None:
-    """Raise SuiteError (USAGE) if there is a --memory-limit on a GPU, whose own memory is the limit."""
+    """Raise SuiteError (USAGE) for --memory-limit on a GPU, which has its own limit."""
     if config.memory_limit and device.type == "cuda":
         advice = "leave it out, or type --device cpu"
         raise SuiteError("--memory-limit is for a CPU", f"the run is on {device_name(device)}", advice, USAGE)
 
 
 def check_precision(config: RunConfig, device: torch.device) -> None:
-    """Raise SuiteError (MACHINE) where there is no TF32, or where 16 bits are slower, as emulated ones are."""
+    """Raise SuiteError (MACHINE) if the device lacks TF32, or if 16 bits are slower, e.g. because they are emulated."""
     if config.precision == "tf32" and not has_tf32(device):
         found, advice = f"the run is on {device_name(device)}", "leave it out, or type --precision fp16"
         raise SuiteError("--precision tf32 needs a GPU of compute capability 8.0 or more", found, advice, MACHINE)
@@ -137,20 +137,18 @@ def check_precision(config: RunConfig, device: torch.device) -> None:
         return
     speed_up = speed_up_of(AUTOCAST[config.precision], device)
     if speed_up < 1 / 1.1:  # less may be noise
+        what = f"--precision {config.precision} is slower than fp32 on {device_name(device)}"
         found = f"a matrix product was measured to take {1 / speed_up:.1f} times as long"
-        advice = "leave it out, or type --allow-slow-precision to go on"
-        raise SuiteError(
-            f"--precision {config.precision} is slower than fp32 on {device_name(device)}", found, advice, MACHINE
-        )
+        raise SuiteError(what, found, "leave it out, or type --allow-slow-precision to go on", MACHINE)
 
 
 def speed_up_of(dtype: torch.dtype, device: torch.device) -> float:
-    """Return how many times as fast a product of matrices is in `dtype` as in float32, as measured."""
+    """Return the measured speed-up of a matrix product in `dtype` over float32."""
     return _product_seconds(torch.float32, device) / _product_seconds(dtype, device)
 
 
 def _product_seconds(dtype, device):
-    size, seconds = 2048 if device.type == "cuda" else 512, []  # long enough that the start of a kernel is little
+    size, seconds = 2048 if device.type == "cuda" else 512, []  # large enough to hide the launch of a kernel
     matrix = torch.randn(size, size, device=device).to(dtype)
     for _ in range(6):
         with Stopwatch([device]) as watch:

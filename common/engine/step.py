@@ -1,4 +1,4 @@
-"""What a training step is made of: images on their device, the loss, the optimizer, the last gradient."""
+"""Parts of a training step: copying images, loss, optimizer, gradient accumulation, the last gradient."""
 
 import contextlib
 import inspect
@@ -15,48 +15,48 @@ from common.settings.config import RunConfig
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return images (B, C, H, W) on `device`, channels-last; DataParallel's replicas do not keep the weights so."""
+    """Return images (B, C, H, W) on `device`, channels-last: DataParallel's replicas lose the weights' layout."""
     return images.to(device, non_blocking=True, memory_format=torch.channels_last)
 
 
 def build_loss(config: RunConfig, model: Network) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what maps logits (B, classes) and labels (B,) to the mean cross-entropy, in float32 at least.
+    """Return a function from logits (B, classes) and labels (B,) to the mean cross-entropy, in at least float32.
 
-    Its backward pass multiplies the gradients by the loss scale of `model`, which is 1 but for --precision fp16.
+    Its backward pass multiplies the gradients by the loss scale of `model`, which is 1 except for --precision fp16.
     """
-    wide = torch.float64 if config.precision == "fp64" else torch.float32
+    dtype = torch.float64 if config.precision == "fp64" else torch.float32
 
     def loss(logits, labels):
-        logits = logits.to(wide)
+        logits = logits.to(dtype)
         if model.scaler.is_enabled():
-            logits.register_hook(model.scaler.scale)  # as if the loss were scaled, which stays what it is
+            logits.register_hook(model.scaler.scale)  # scales the gradients, but not the reported loss
         return F.cross_entropy(logits, labels, label_smoothing=config.label_smoothing)
 
     return loss
 
 
 def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
-    """Return Muon, Adam, or SGD with (Nesterov's) momentum 0.9: fused, where torch has a kernel for all weights."""
+    """Return Muon, Adam, or SGD with momentum 0.9 (Nesterov's if asked for), fused if torch has a kernel for it."""
     parameters, common = list(parameters), {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer == "muon":
-        return uncompiled(Muon)(parameters, **common)
+        return _uncompiled(Muon)(parameters, **common)
     if config.optimizer == "adam":
-        return uncompiled(torch.optim.Adam)(parameters, fused=True, **common)
+        return _uncompiled(torch.optim.Adam)(parameters, fused=True, **common)
     fused, nesterov = not any(map(is_cut, parameters)), config.optimizer == "nesterov"
-    return uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=nesterov, fused=fused, **common)
+    return _uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=nesterov, fused=fused, **common)
 
 
-def uncompiled(optimizer: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-    """Return the same optimizer, without torch's wrappers, which import its compiler for most of a second (2.15)."""
+def _uncompiled(optimizer):
+    """Return the optimizer class without torch's wrappers, which import the compiler for almost a second (2.15)."""
     names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     return type(optimizer.__name__, (optimizer,), {**methods, "step": torch.no_grad()(inspect.unwrap(optimizer.step))})
 
 
-def in_parts(train_step: Callable, model: nn.Module, parts: int) -> Callable:
-    """Return a train_step that lets a batch through in so many parts, and leaves the gradients of its mean loss.
+def accumulate_gradients(train_step: Callable, model: nn.Module, parts: int) -> Callable:
+    """Return a train_step that splits each batch into `parts` and leaves the gradients of the batch's mean loss.
 
-    Ranks exchange gradients with the last part alone, where `model` knows how to go without (DDP's no_sync).
+    Ranks only exchange gradients with the last part if `model` has DDP's no_sync().
     """
     if parts == 1:
         return train_step
@@ -67,7 +67,7 @@ def in_parts(train_step: Callable, model: nn.Module, parts: int) -> Callable:
         loss, before = 0.0, 0
         for number, part in enumerate(zip(images.split(counts), labels.split(counts), strict=True), start=1):
             count = counts[number - 1]
-            _scale(parameters, before / count)  # a sum of means that weigh equally becomes one by images
+            _scale(parameters, before / count)  # weights the parts' mean gradients by their images
             with no_sync() if number < len(counts) else contextlib.nullcontext():
                 own = train_step(*part, mark)
             loss = None if own is None else loss + own.detach() * count / len(labels)
@@ -86,9 +86,9 @@ def _scale(parameters, factor):
 
 
 class LastGradient:
-    """Ends a phase when a backward pass has computed this rank's last gradient: DDP then waits for the other ranks.
+    """Ends a phase when a backward pass has computed this rank's last gradient. DDP then waits for the other ranks.
 
-    Which one is the last shows in the first pass, in which every gradient ends the phase anew.
+    In the first pass, every gradient ends the phase again, which shows which one is the last.
     """
 
     def __init__(self, model: nn.Module):
@@ -100,7 +100,7 @@ class LastGradient:
         self._last = None
 
     def will_mark(self, mark: Callable[[str], None], phase: str) -> None:
-        """Call mark(phase) at the last gradient of the coming backward pass."""
+        """Call mark(phase) at the last gradient of the next backward pass."""
         if self._last is not None and len(self._hooks) > 1:
             last = self._hooks.pop(self._last)
             for hook in self._hooks.values():

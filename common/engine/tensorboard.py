@@ -1,4 +1,4 @@
-"""The epochs of a run where TensorBoard reads them (`tensorboard --logdir DIR`), if that package is installed."""
+"""Logs of runs for TensorBoard (`tensorboard --logdir DIR`), if that package is installed."""
 
 from pathlib import Path
 from typing import Any
@@ -7,14 +7,14 @@ from common.files.results import EpochRecord
 
 
 class EpochLog:
-    """The TensorBoard log in a directory. Its file is made with the first epoch that is added."""
+    """A TensorBoard log in a directory. The first epoch creates its file."""
 
     def __init__(self, directory: str | Path) -> None:
         self._directory = str(directory)
         self._writer: Any = None
 
     def add(self, record: EpochRecord) -> None:
-        """Write an epoch; of those that an earlier run left in the directory, the same and later ones are hidden."""
+        """Write an epoch. The first one hides this and later epochs that an earlier run left in the directory."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

@@ -1,4 +1,4 @@
-"""Clocks that do not disturb what they measure."""
+"""Clocks with little effect on what they measure."""
 
 import contextlib
 import copy
@@ -15,41 +15,41 @@ from torch import nn
 
 from common.machine.cores import throttled_seconds
 
-CALLS = {"cpu": 1, "cuda": 20}  # of which one time is taken: alone, a GPU's would count with the host's launches
-WARM_UP = 0.5  # seconds for a GPU's clocks to rise
-SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # of the training batches, counted from 0
+CALLS = {"cpu": 1, "cuda": 20}  # calls per measurement, so that the host's launch hardly counts on a GPU
+WARM_UP = 0.5  # seconds until a GPU's clocks have risen
+SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # training batches, counted from 0
 
 
 def synchronize(devices: Sequence[torch.device]) -> None:
-    """Wait until every GPU among `devices` is idle. Work on a CPU is done when its call returns."""
+    """Wait until all GPUs in `devices` are idle. CPU work is done when its call returns."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
 
 def warm_clocks(devices: Sequence[torch.device]) -> float:
-    """Let GPUs compute until their clocks, which fall while they wait for a turn, have risen; return the seconds."""
+    """Keep GPUs busy until their clocks, which drop between turns, have risen; return the seconds it took."""
     matrices, start = [torch.ones(1024, 1024, device=device) for device in devices], time.perf_counter()
     while matrices and time.perf_counter() - start < WARM_UP:
-        for matrix in 5 * matrices:  # so few that all ranks end within about a millisecond
+        for matrix in 5 * matrices:  # few, so that all ranks end within about a millisecond
             matrix @ matrix
         synchronize(devices)
     return time.perf_counter() - start
 
 
 def command_start(of_parent: bool = False) -> float:
-    """When this process started, or its parent, which is a rank's launcher; in seconds since the Unix epoch."""
+    """Return when this process or its parent (a rank's launcher) started, in seconds since the Unix epoch."""
     pid = os.getppid() if of_parent else os.getpid()
-    try:  # field 22 of proc_pid_stat(5), in clock ticks: psutil would add it to a time of boot in whole seconds
+    try:  # field 22 of proc_pid_stat(5), in clock ticks; psutil rounds the boot time to seconds
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         return booted + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):  # no Linux
+    except (OSError, AttributeError):  # not Linux
         return psutil.Process(pid).create_time()
 
 
 class Stopwatch:
-    """Seconds of a block, from all `devices` idle to all idle again: `with Stopwatch(devices) as watch: ...`"""
+    """Measures the seconds from all `devices` idle to all idle again: `with Stopwatch(devices) as watch: ...`"""
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices, self.seconds = devices, 0.0
@@ -65,10 +65,11 @@ class Stopwatch:
 
 
 class CoreClock:
-    """What cores this process, without its loader workers, had during a block: `with CoreClock() as cores: ...`
+    """Measures the CPU use of this process, without its loader workers: `with CoreClock() as cores: ...`
 
-    cpu_seconds: its threads computed. queue_seconds: they waited for a core; None where the kernel does not tell.
-    throttled_seconds: a quota stopped its control group, summed over cores; of several, the one that was stopped most.
+    cpu_seconds: CPU time of all threads. queue_seconds: the time they waited for a core; None if the kernel does not
+    report it. throttled_seconds: how long a quota stopped the control group, summed over cores; of several groups, the
+    one that was stopped longest; None without a quota.
     """
 
     cpu_seconds = 0.0
@@ -77,55 +78,56 @@ class CoreClock:
 
     def __enter__(self):
         self._throttled = throttled_seconds()
-        self._waited, self._computed = queue_seconds(), time.process_time()
+        self._queued, self._cpu = queue_seconds(), time.process_time()
         return self
 
     def __exit__(self, *_):
-        self.cpu_seconds = time.process_time() - self._computed
-        if waited := queue_seconds():
-            self.queue_seconds = sum(seconds - self._waited.get(thread, 0.0) for thread, seconds in waited.items())
-        stopped = [seconds - self._throttled.get(group, seconds) for group, seconds in throttled_seconds().items()]
-        self.throttled_seconds = max(stopped, default=None)
+        self.cpu_seconds = time.process_time() - self._cpu
+        if queued := queue_seconds():
+            self.queue_seconds = sum(seconds - self._queued.get(thread, 0.0) for thread, seconds in queued.items())
+        throttled = [seconds - self._throttled.get(group, seconds) for group, seconds in throttled_seconds().items()]
+        self.throttled_seconds = max(throttled, default=None)
 
 
 def queue_seconds() -> dict[str, float]:
-    """Return for how long each thread of this process has waited for a core, by its number, where the kernel tells.
+    """Return how long each thread of this process has waited for a core, by thread ID; empty if unknown.
 
-    It is the second number of Linux's schedstat (kernel: scheduler/sched-stats), which is in nanoseconds.
+    From the second number in Linux's schedstat, in nanoseconds (kernel: scheduler/sched-stats).
     """
-    waited = {}
+    queued = {}
     for file in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):  # a thread that has just ended; a kernel without these numbers
-            waited[file.parent.name] = int(file.read_text().split()[1]) / 1e9
-    return waited
+        with contextlib.suppress(OSError, IndexError):  # the thread has just ended, or the kernel lacks these numbers
+            queued[file.parent.name] = int(file.read_text().split()[1]) / 1e9
+    return queued
 
 
 class PhaseTimer:
-    """Adds up how long each phase of a step takes, without stopping the devices: `start()`, `mark(name)` at each end.
+    """Times the phases of steps without stopping the devices: call start(), then mark(name) at the end of each phase.
 
-    On a CPU a mark is one clock reading. On a GPU it is an event in its stream, and the host runs on. On several, a
-    phase ends when it has ended on all: the event is in a stream of its own, which waits for theirs, and nothing else
-    does. began: the first start(), by perf_counter(). What the marks cost a step, benchmarks/overhead.py measures.
+    On a CPU, a mark is one clock reading. On a GPU, it is an event in the current stream, and the host runs on. On
+    several GPUs, a phase ends when it has ended on all of them: the event is in a separate stream, and only that stream
+    waits for the others. began: the time of the first start(), by perf_counter(). benchmarks/overhead.py measures the
+    cost of the marks.
     """
 
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
         self._joined = torch.cuda.Stream(self.devices[0]) if len(self.devices) > 1 else None
         self._marks: list[tuple[str, Any]] = []
-        self._events: list[Any] = []  # the driver takes longer to make one than to record it
+        self._events: list[Any] = []  # reused, as creating an event takes longer than recording it
         self.began = 0.0
 
     def forget(self) -> None:
-        """Begin anew, with the same events: what was marked is known, or is not wanted."""
+        """Discard all marks, but keep the events for reuse."""
         self._marks.clear()
 
     def start(self) -> None:
-        """Begin a series of phases: what lies between the last mark and now belongs to no phase."""
+        """Start a series of phases. The time since the last mark belongs to no phase."""
         self.began = self.began or time.perf_counter()
         self.mark("")
 
     def mark(self, name: str) -> None:
-        """End the phase `name`, which began at the last mark or start, on all devices."""
+        """End the phase `name`, which began at the last mark() or start(), on all devices."""
         self._marks.append((name, self._event() if self.devices else time.perf_counter()))
 
     def _event(self):
@@ -138,12 +140,12 @@ class PhaseTimer:
         return event
 
     def phases(self) -> Iterator[tuple[str, float]]:
-        """Yield every phase with its milliseconds, "" for what is in none. On GPUs, call it after synchronize()."""
+        """Yield each phase and its milliseconds; "" is the time between series. On GPUs, synchronize() first."""
         for (_, before), (name, after) in itertools.pairwise(self._marks):
             yield name, before.elapsed_time(after) if self.devices else (after - before) * 1000
 
     def milliseconds(self) -> dict[str, float]:
-        """Return the sum per phase, in milliseconds."""
+        """Return the total milliseconds per phase."""
         totals: dict[str, float] = {}
         for name, milliseconds in self.phases():
             if name:
@@ -151,7 +153,7 @@ class PhaseTimer:
         return totals
 
     def spans(self) -> list[tuple[str, float, float]]:
-        """Return every phase as (name, start, end), in milliseconds from the first mark."""
+        """Return each phase as (name, start, end), in milliseconds since the first mark."""
         spans, start = [], 0.0
         for name, milliseconds in self.phases():
             end = start + milliseconds
@@ -162,26 +164,26 @@ class PhaseTimer:
 
 
 class SampledTimers:
-    """PhaseTimers, one for each group of devices, of every 20th training batch: of what only one method does in it."""
+    """PhaseTimers, one per group of devices, that time method-specific work in every 20th training batch."""
 
     def __init__(self, *devices: Sequence[torch.device]):
         self._timers, self._batches = [PhaseTimer(group) for group in devices], 0
 
     def of_batch(self, training: bool) -> list[PhaseTimer]:
-        """Return the timers to use in the next batch; those of a batch that is not sampled are thrown away."""
+        """Return the timers for the next batch; if the batch is not sampled, their marks are discarded."""
         sampled = training and self._batches % SAMPLE_EVERY == SAMPLE_FIRST
         self._batches += training
         return self._timers if sampled else [PhaseTimer([]) for _ in self._timers]
 
     def milliseconds(self, batches: int = 1) -> dict[str, float] | None:
-        """Return each phase's mean per step of so many batches, in milliseconds; None if there were none to sample."""
+        """Return each phase's mean milliseconds per step of `batches` batches; None without a sample."""
         sampled = len(range(SAMPLE_FIRST, self._batches, SAMPLE_EVERY))
         totals = {name: total for timer in self._timers for name, total in timer.milliseconds().items()}
         return {name: batches * total / sampled for name, total in totals.items()} if sampled else None
 
 
 def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
-    """Return the shortest time of `repeats` of each block's forward and backward pass, on the device of the images."""
+    """Return each block's shortest forward and backward time of `repeats`, on the device of the images."""
     images, seconds, calls = images.to(memory_format=torch.channels_last), [], CALLS[images.device.type]
     for index in range(len(model)):
         block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []  # keeps the precision

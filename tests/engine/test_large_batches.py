@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from common.engine.step import build_optimizer, in_parts
+from common.engine.step import accumulate_gradients, build_optimizer
 from common.models.build import build_network
 from common.settings.schedules import build_schedule
 from tests.fixtures import make_config
@@ -28,7 +28,7 @@ counts: Counter = Counter()
 
 
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
-def test_gradients_in_parts_are_those_of_the_whole_batch(parts, sizes):
+def test_gradients_accumulate_gradients_are_those_of_the_whole_batch(parts, sizes):
     torch.manual_seed(1)
     model = Counted(nn.Flatten(), nn.Linear(4, 3)).double()
     images, labels, seen = torch.randn(7, 1, 2, 2).double(), torch.randint(3, (7,)), []
@@ -45,7 +45,7 @@ def test_gradients_in_parts_are_those_of_the_whole_batch(parts, sizes):
     counts.clear()
     for _ in range(2):  # the second time begins with what the first has left, as after zero_grad()
         model.zero_grad()
-        loss = in_parts(train_step, model, parts)(images, labels, lambda phase: counts.update([phase]))
+        loss = accumulate_gradients(train_step, model, parts)(images, labels, lambda phase: counts.update([phase]))
         torch.testing.assert_close(loss.detach(), expected.detach(), rtol=0, atol=1e-14)
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-14)
@@ -53,8 +53,8 @@ def test_gradients_in_parts_are_those_of_the_whole_batch(parts, sizes):
     assert counts["without exchange"] == 2 * (len(sizes) - 1)
 
 
-def test_a_rank_without_a_loss_has_none_in_parts_either():
-    step = in_parts(lambda images, labels, mark: None, nn.Linear(1, 1), 2)
+def test_a_rank_without_a_loss_has_none_accumulate_gradients_either():
+    step = accumulate_gradients(lambda images, labels, mark: None, nn.Linear(1, 1), 2)
     assert step(torch.zeros(4, 1), torch.zeros(4), None) is None
 
 
