@@ -1,1 +1,1 @@
-"""The measuring instrument: everything the training scripts share, and what shows results, which needs no torch."""
+"""Everything the training scripts share, and the parts of it that the comparison uses without torch."""
