@@ -1,1 +1,1 @@
-"""Everything the training scripts share, and the parts of it that the comparison uses without torch."""
+"""Code shared by the training scripts and the comparison."""

@@ -5,7 +5,7 @@ import re
 import signal
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
-OUT_OF_MEMORY = "out of memory"  # begins the message of an error line, and is the status of such a run
+OUT_OF_MEMORY = "out of memory"  # in an error line, after its place; also the status of such a run
 NO_MEMORY = "OutOfMemoryError|out of memory|allocate memory|ALLOC_FAILED|ALLOCATION_FAILED|unable to find an engine"
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
