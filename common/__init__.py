@@ -1,1 +1,1 @@
-"""The measuring instrument: everything the training scripts share, and what shows results, which needs no torch."""
+"""Code shared by the training scripts and the comparison."""

@@ -1,11 +1,11 @@
-"""Failures that a person can act on: what went wrong, what was found, what to type next."""
+"""Errors that the user can act on: what failed, what was found, what to type next."""
 
 import contextlib
 import re
 import signal
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
-OUT_OF_MEMORY = "out of memory"  # what an error line begins with, behind its place, and what a run's status then is
+OUT_OF_MEMORY = "out of memory"  # in an error line, after its place; also the status of such a run
 NO_MEMORY = "OutOfMemoryError|out of memory|allocate memory|ALLOC_FAILED|ALLOCATION_FAILED|unable to find an engine"
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
@@ -22,18 +22,18 @@ class SuiteError(Exception):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory did not suffice: on a GPU, on a CPU, or in a library that reports it in its own words.
+    """Return whether an error means that memory ran out, on a CPU or a GPU.
 
-    PyTorch's allocator raises a plain RuntimeError on a CPU ("can't allocate memory"), as cuBLAS and cuDNN do on a GPU.
-    cuDNN finds no engine for a convolution where memory does not suffice for the workspace of any.
+    PyTorch raises a plain RuntimeError if the CPU allocator ("can't allocate memory"), cuBLAS or cuDNN fail. cuDNN
+    reports that it is unable to find an engine if there is too little memory for every convolution's workspace.
     """
-    said = f"{type(error).__name__}: {error}"
-    return isinstance(error, MemoryError) or bool(re.search(NO_MEMORY, said))
+    message = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or bool(re.search(NO_MEMORY, message))
 
 
 @contextlib.contextmanager
 def suppress_out_of_memory():
-    """Go on behind the `with` where memory did not suffice in it."""
+    """Like contextlib.suppress(), for errors that mean that memory ran out."""
     try:
         yield
     except Exception as error:
@@ -43,7 +43,7 @@ def suppress_out_of_memory():
 
 @contextlib.contextmanager
 def add_error_context(where: str):
-    """Let the line about an error that passes through name `where` it happened, e.g. "epoch 2"."""
+    """Add a note, e.g. "epoch 2", to an exception raised inside the `with`; the error line shows it."""
     try:
         yield
     except Exception as error:
@@ -52,7 +52,7 @@ def add_error_context(where: str):
 
 
 def describe_exit(code: int) -> str:
-    """Return a process's exit code in words; code -n stands for signal n, as in subprocess."""
+    """Return a process's exit code in words. As in subprocess, -n stands for signal n."""
     if code >= 0:
         return f"exit code {code}"
     hint = ", probably out of memory" if code == -signal.SIGKILL else ""

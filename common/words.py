@@ -1,9 +1,9 @@
-"""Words that depend on a number, and texts that somebody else may have written."""
+"""Numbers in words, and cleaning of untrusted text."""
 
 import re
 
-# Control characters but tab and newline, what turns the direction of writing or has no width, and halves of a pair: a
-# terminal obeys the first, the second hide what a text says, and XML 1.0 has neither the first nor the last.
+# Control characters except tab and newline, bidirectional and zero-width characters, noncharacters and surrogates:
+# terminals obey the first, the second can disguise a text, and XML 1.0 forbids the first and the last.
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
     "\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\U000e0000-\U000e007f]"
@@ -11,12 +11,12 @@ UNPRINTABLE = re.compile(
 
 
 def printable(text: str) -> str:
-    """Return a text with a replacement character for each one that is more, or less, than a sign to be seen."""
+    """Return a text with every unprintable character replaced by U+FFFD."""
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def count(number: float, noun: str, ending: str = "s") -> str:
-    """Return e.g. "3 runs" or "1 run"; ending: what the plural has."""
+    """Return e.g. "3 runs" or "1 run". ending: of the plural."""
     return f"{number} {noun}" + ("" if number == 1 else ending)
 
 
@@ -28,5 +28,5 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage of two digits: 0.0123 as "1.2%", 1.1 as "110%"."""
+    """Return a share as a percentage with two significant digits: 0.0123 as "1.2%", 1.1 as "110%"."""
     return f"{float(f'{100 * share:.2g}'):g}%"

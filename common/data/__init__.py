@@ -1,1 +1,1 @@
-"""The data sets: from disk, network or thin air, checked; augmented and cut into batches."""
+"""Data sets: loading, checking, augmentation and batches."""

@@ -1,4 +1,4 @@
-"""The files of the data sets that are downloaded: checked, fetched where they are missing, and unpacked."""
+"""Files of downloaded data sets: download, unpack and check."""
 
 import contextlib
 import gzip
@@ -18,8 +18,8 @@ from common.errors import DATA, SuiteError
 from common.files.writing import replacing
 from common.settings.datasets import Archive
 
-PATIENCE = 2.0  # seconds to wait in silence for another process
-STALL_SECONDS = 30.0  # without a single byte
+PATIENCE = 2.0  # seconds to wait for another process before printing a message
+STALL_SECONDS = 30.0  # timeout of a connection that delivers nothing
 
 
 def are_there(root: Path, files: Mapping[str, str]) -> bool:
@@ -31,25 +31,27 @@ def md5_of(content: bytes) -> str:
 
 
 def read_checked(root: Path, files: Mapping[str, str]) -> list[bytes]:
-    """Return the content of each file; 0.3 s for CIFAR-10.
+    """Return the contents of the files; takes 0.3 s for CIFAR-10.
 
-    Raises SuiteError (DATA) for the first that is not as it was published.
+    files: path below `root` → md5. Raises SuiteError (DATA) if a file is missing or has another md5.
     """
     contents = []
-    for path, md5 in ((root / file, md5) for file, md5 in files.items()):
+    for file, md5 in files.items():
+        path = root / file
         if not path.is_file():
             raise SuiteError(f"{path} is missing", "no such file", "delete it and run again", DATA)
-        contents.append(content := path.read_bytes())
+        content = path.read_bytes()
         if (digest := md5_of(content)) != md5:
             found = f"its {len(content):,} bytes have the md5 {digest} instead of {md5}"
             raise SuiteError(f"{path} is damaged", found, "delete it and run again", DATA)
+        contents.append(content)
     return contents
 
 
 def get(archive: Archive, places: Sequence[str], root: Path) -> None:
-    """Put the files of an archive below `root`: from the archive there, if somebody has put it there, or downloaded.
+    """Unpack an archive below `root`, from a valid copy in `root` or else from a download.
 
-    To be called with the lock held. Raises SuiteError (DATA).
+    places: URLs of directories. The caller holds the lock (only_one_process()). Raises SuiteError (DATA).
     """
     path = root / archive.name
     content = path.read_bytes() if path.is_file() else b""
@@ -63,18 +65,22 @@ def get(archive: Archive, places: Sequence[str], root: Path) -> None:
 
 
 def _members(archive, content):
-    """(Path below the data directory, open file) of each of the archive's files that is wanted."""
+    """Yield (path below the data directory, open file) for each file of the archive that is needed."""
     if archive.name.endswith(".tar.gz"):
         with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-            yield from ((member.name, tar.extractfile(member)) for member in tar if member.name in archive.files)
+            for member in tar:  # in their order: going back decompresses the archive again
+                if member.name in archive.files:
+                    yield member.name, tar.extractfile(member)
     else:
-        yield from ((name, io.BytesIO(gzip.decompress(content))) for name in archive.files)
+        (name,) = archive.files
+        yield name, io.BytesIO(gzip.decompress(content))
 
 
 def _download(archive, places):
-    """The content of an archive from the first place that has it; SuiteError (DATA) with what was wrong with each."""
+    """Return the archive from the first place that has it. Raise SuiteError (DATA), with all problems, if none has."""
     problems = []
-    for url in (f"{place.rstrip('/')}/{archive.name}" for place in places):
+    for place in places:
+        url = f"{place.rstrip('/')}/{archive.name}"
         try:
             with urllib.request.urlopen(url, timeout=STALL_SECONDS) as response:
                 content = response.read()
@@ -92,7 +98,7 @@ def _download(archive, places):
 
 @contextlib.contextmanager
 def only_one_process(root: Path) -> Iterator[None]:
-    """Hold a lock on the data directory, which is made: whoever comes second waits, and then finds the data there."""
+    """Create the data directory and hold a lock on it. A second process waits, and then finds the data there."""
     lock = FileLock(root / ".lock")
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,12 @@
-"""The same random augmentations twice: for one image, by torchvision, and for a whole batch, by tensor operations.
+"""Random augmentation of one image (with torchvision) and of a whole batch (with tensor operations).
 
-Colour images: crop of the padded image, then a mirror image half of the time (He et al., "Deep Residual Learning",
-2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10%, scale 0.9 to 1.1, nearest neighbour.
+Both do the same. Colour images: random crop of the padded image and random horizontal flip (He et al., "Deep Residual
+Learning", 2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10%, scale 0.9 to 1.1, nearest
+neighbour.
 
-The classes for batches share two methods. draw(key, index) → what is drawn at random for the images of these indices
-(M,), as a list of tensors whose first dimension is M. take(index, *drawn) → images (B, H, W, C) uint8.
+The classes for batches share two methods. draw(key, index) returns the random parameters for the images at `index`
+(M,), as a list of tensors whose first dimension is M. take(index, *parameters) returns the augmented images
+(B, H, W, C) uint8.
 """
 
 import math
@@ -16,7 +18,7 @@ DEGREES, SHIFT, SCALE = 10, 0.1, 0.1
 
 
 def image_transform(shape: tuple[int, int, int], augment: bool, crop_padding: str = "zeros"):
-    """Return the torchvision transform that augments one image of a shape (C, H, W): a PIL image in, another out."""
+    """Return the torchvision transform that augments one PIL image of a shape (C, H, W)."""
     from torchvision import transforms
 
     channels, *size = shape
@@ -30,37 +32,38 @@ def image_transform(shape: tuple[int, int, int], augment: bool, crop_padding: st
 
 
 def batch_transform(images: torch.Tensor, augment: bool, crop_padding: str = "zeros"):
-    """Return the object that augments batches of `images` (N, H, W, C) uint8, on the device where they are."""
+    """Return an object that augments batches of `images` (N, H, W, C) uint8, on their device."""
     if not augment:
         return Unchanged(images)
     return CropAndMirror(images, crop_padding) if images.shape[3] == 3 else Affine(images)
 
 
 def peak_bytes(shape: tuple[int, int, int, int], augment: bool, crop_padding: str = "zeros") -> int:
-    """Return the bytes that batch_transform() needs at most for images of shape (N, H, W, C), these included."""
+    """Return the peak memory of batch_transform() in bytes for images of shape (N, H, W, C), including the images."""
     count, height, width, channels = shape
+    plain = count * height * width * channels
     if not augment:
-        return count * height * width * channels
+        return plain
     padding = CROP_PADDING[crop_padding][0] if channels == 3 else _affine_padding(height, width)
-    plain, padded = (count * (height + 2 * edge) * (width + 2 * edge) * channels for edge in (0, padding))
+    padded = count * (height + 2 * padding) * (width + 2 * padding) * channels
     return 2 * plain + 2 * padded if channels == 3 else plain + padded
 
 
 def uniform(key: int, index: torch.Tensor, count: int) -> torch.Tensor:
-    """Return (count, M) float64 from 0 to below 1 that depend on a key of 64 bits and each image's index (M,) alone.
+    """Return (count, M) float64 in [0, 1) that depend only on a 64-bit key and each image's index (M,).
 
-    SplitMix64, whose n-th number is a hash of n (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number
-    Generators", 2014); int64 wraps around.
+    This is SplitMix64, whose n-th number is a hash of n (G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom
+    Number Generators", 2014). int64 wraps around.
     """
     numbers = torch.arange(1, count + 1, device=index.device)[:, None] + count * index  # (count, M), all different
     bits = numbers * (0x9E3779B97F4A7C15 - 2**64) + key
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits = (bits ^ _shifted(bits, shift)) * (factor - 2**64)
-    return _shifted(bits ^ _shifted(bits, 31), 11).double() * 2.0**-53
+        bits = (bits ^ _shift_right(bits, shift)) * (factor - 2**64)
+    return _shift_right(bits ^ _shift_right(bits, 31), 11).double() * 2.0**-53
 
 
-def _shifted(bits, count):
-    """Shifted to the right, with zeros from the left: torch's >> repeats the sign."""
+def _shift_right(bits, count):
+    """Logical shift; torch's >> is arithmetic."""
     return (bits >> count) & ((1 << 64 - count) - 1)
 
 
@@ -76,7 +79,7 @@ class Unchanged:
 
 
 class CropAndMirror:
-    """The padded images and their mirror images lie in memory, seen through a sliding window: a batch is one gather."""
+    """Holds the padded images and their mirror images, and views both as sliding windows: a batch is one gather."""
 
     def __init__(self, images: torch.Tensor, crop_padding: str = "zeros"):
         self.padding, mode = CROP_PADDING[crop_padding]
@@ -97,31 +100,32 @@ class CropAndMirror:
         return [(mirrored * 2).long(), *((edge * (2 * self.padding + 1)).long() for edge in (top, left))]
 
     def take(self, index: torch.Tensor, mirrored: torch.Tensor, top: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
-        left = torch.where(mirrored == 1, 2 * self.padding - left, left)  # the same window, in the mirror image
+        left = torch.where(mirrored == 1, 2 * self.padding - left, left)  # the same window of the mirror image
         return self.windows[mirrored, index, top, left].view(len(index), self.height, self.width, -1)
 
 
 def _reflect(images, dimension, padding):
-    """Fill both edges of a dimension, in place, with what lies as far from the image's outermost pixel inside of it."""
+    """Fill the padding along a dimension, in place, by reflection about the outermost pixels of the image."""
     first, last = padding, images.shape[dimension] - 1 - padding
     for distance in range(1, padding + 1):
-        for pixel, way in ((first, 1), (last, -1)):
-            edge = images.select(dimension, pixel - way * distance)
-            edge.copy_(images.select(dimension, pixel + way * distance))
+        for pixel, inwards in ((first, 1), (last, -1)):
+            target = images.select(dimension, pixel - inwards * distance)
+            target.copy_(images.select(dimension, pixel + inwards * distance))
 
 
 class Affine:
-    """RandomAffine in fixed-point numbers, as Pillow does it; so much black around that none is looked for outside."""
+    """RandomAffine in fixed-point arithmetic, like Pillow's. The padding covers every possible source pixel, so that no
+    lookup needs a bounds check."""
 
-    BITS = 16  # of a fixed-point number, after the point
+    BITS = 16  # fractional bits
 
     def __init__(self, images: torch.Tensor):
         _, self.height, self.width, _ = images.shape
         self.padding = _affine_padding(self.height, self.width)
         padded = torch.nn.functional.pad(images, (0, 0, *[self.padding] * 4))  # (N, H + 2 P, W + 2 P, 1)
         self.pixels, self.padded_size = padded.view(-1), padded.shape[1:3]
-        places = torch.arange(max(self.height, self.width), dtype=torch.int32, device=images.device)
-        self.rows, self.columns = places[: self.height], places[: self.width]
+        self.rows = torch.arange(self.height, dtype=torch.int32, device=images.device)
+        self.columns = torch.arange(self.width, dtype=torch.int32, device=images.device)
 
     def draw(self, key: int, index: torch.Tensor) -> list[torch.Tensor]:
         angle, horizontal, vertical, scale = uniform(key, index, 4) * 2 - 1
@@ -129,10 +133,10 @@ class Affine:
         return [self.matrix(angle * math.radians(DEGREES), shift_x, shift_y, 1 + SCALE * scale)]
 
     def matrix(self, angle, shift_x, shift_y, scale) -> torch.Tensor:
-        """Return (M, 6) int32: where in the padded image the pixel (x, y) of the result comes from.
+        """Return (M, 6) int32: the fixed-point map from a pixel (x, y) of the result to its source in the padded image.
 
-        All (M,) float64; angle in radians, shifts in pixels. The inverse of turning and scaling about the centre, then
-        shifting, as torchvision.transforms.functional computes it.
+        All arguments are (M,) float64; angle in radians, shifts in pixels. The map is the inverse of a rotation and
+        scaling about the centre followed by a shift, computed like in torchvision.transforms.functional.
         """
         cosine, sine = angle.cos() / scale, angle.sin() / scale
         centre_x, centre_y = self.width / 2, self.height / 2
@@ -145,12 +149,13 @@ class Affine:
         x = (x_by_x * self.columns)[:, None, :] + (x_by_y * self.rows + x)[:, :, None]  # (B, H, W)
         y = (y_by_x * self.columns)[:, None, :] + (y_by_y * self.rows + y)[:, :, None]
         height, width = self.padded_size
-        place = (y >> self.BITS).mul_(width).add_(x >> self.BITS).add_((index.int() * (height * width))[:, None, None])
-        return self.pixels.index_select(0, place.view(-1)).view(*place.shape, 1)
+        first_pixel = (index.int() * (height * width))[:, None, None]
+        source = (y >> self.BITS).mul_(width).add_(x >> self.BITS).add_(first_pixel)
+        return self.pixels.index_select(0, source.view(-1)).view(*source.shape, 1)
 
 
 def _affine_padding(height, width):
-    """How far outside of the image, in pixels, Affine can look: the farthest pixel, shifted, scaled and turned."""
+    """Return how far outside the image, in pixels, a source pixel can be at the maximum shift, scale and rotation."""
     farthest = (0.5 + SHIFT) * max(height, width) + 1
-    turned = math.cos(math.radians(DEGREES)) + math.sin(math.radians(DEGREES))
-    return math.ceil(farthest * turned / (1 - SCALE) - min(height, width) / 2)
+    rotated = math.cos(math.radians(DEGREES)) + math.sin(math.radians(DEGREES))
+    return math.ceil(farthest * rotated / (1 - SCALE) - min(height, width) / 2)

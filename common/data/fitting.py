@@ -1,4 +1,4 @@
-"""Which loader is used where none was asked for; without torch, as a comparison decides once for all of its rows."""
+"""The default of --loader; without torch, because a comparison chooses one loader for all of its rows."""
 
 import math
 from dataclasses import replace
@@ -9,7 +9,7 @@ from common.data.folder import DEFAULT_SIZE, count_training_images
 from common.settings.config import FOLDER, RunConfig
 from common.settings.datasets import DATASETS
 
-# How many times the decoded training images must be free in every process. The resident loader needs up to 5.2 times
+# Free memory that every process needs, in sizes of the decoded training images. The resident loader needs up to 5.2
 # while it pads and mirrors 32 x 32 pixels (augment.peak_bytes()); the rest is left to the network.
 ROOM = 8
 
@@ -17,20 +17,20 @@ ROOM = 8
 def default_loader(config: Any, processes: int, free: float) -> str:
     """Return "resident" if the training images fit into memory, else "workers".
 
-    config: dataset, train_size, image_size and memory_limit. processes: that share `free` bytes of memory.
+    config: has dataset, train_size, image_size and memory_limit. free: bytes of memory, shared by `processes`.
     """
-    count, *pixels = _shape(config)
+    count, *pixels = _training_shape(config)
     needed = processes * ROOM * min(count, config.train_size or count) * math.prod(pixels)
     return "resident" if needed <= min(free, processes * (config.memory_limit or math.inf)) else "workers"
 
 
 def with_loader(config: RunConfig, loader: str) -> RunConfig:
-    """Return `config` with a loader in place of none, and without workers if it has none."""
+    """Return `config` with its loader set, and without workers if that loader has none."""
     return replace(config, loader=loader, num_workers=0 if loader == "resident" else config.num_workers)
 
 
-def _shape(config):
-    """(N, H, W, C) of the training images once they are decoded."""
+def _training_shape(config):
+    """Return (N, H, W, C) of the decoded training images."""
     if not config.dataset.startswith(FOLDER):
         return DATASETS[config.dataset].shape
     size = config.image_size or DEFAULT_SIZE

@@ -1,4 +1,4 @@
-"""Data sets from disk, network or thin air, checked before they are used."""
+"""Data sets that are downloaded, drawn or read from a folder, and their cache of decoded arrays."""
 
 import contextlib
 import functools
@@ -20,7 +20,6 @@ from common.machine.environment import require_torchvision
 from common.settings.config import FOLDER, RunConfig
 from common.settings.datasets import DATASETS
 
-Arrays = tuple[np.ndarray, ...]  # training images and labels, test images and labels
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
@@ -54,9 +53,9 @@ class ImageSet:
 
 
 def load_image_set(config: RunConfig) -> ImageSet:
-    """Return the data set that `config` names, cut to its train_size; downloads or draws it if need be.
+    """Return the data set of `config`, cut to its train_size. Download or draw it if necessary.
 
-    Raises SuiteError (DATA) if it is missing and cannot be had, if a file is damaged, or if train_size is too large.
+    Raises SuiteError (DATA) if it cannot be obtained, if a file is damaged, or if train_size is too large.
     """
     if config.loader == "workers" or config.dataset.startswith(FOLDER):
         require_torchvision()  # it transforms the images
@@ -71,10 +70,10 @@ def load_image_set(config: RunConfig) -> ImageSet:
 
 
 def _load_folder(config):
-    """A reader's own images; what was decoded is kept as long as no file in the folder changes."""
+    """Return the user's own images, from the cache if no file in the folder has changed."""
     root, size = Path(config.dataset.removeprefix(FOLDER)), config.image_size or DEFAULT_SIZE
     content = hashlib.sha256(os.fsencode(f"{root.resolve()} {stamp(root, size)}")).hexdigest()
-    return _kept_or_made(Path(config.data_root), f"folder-{content[:16]}", "folder", lambda: read_folder(root, size))
+    return _cached(Path(config.data_root), f"folder-{content[:16]}", "folder", lambda: read_folder(root, size))
 
 
 def _load_known(config, known):
@@ -82,54 +81,54 @@ def _load_known(config, known):
     if known.layout in synthetic.DRAWN:
         version = hashlib.md5(Path(synthetic.__file__).read_bytes(), usedforsecurity=False).hexdigest()[:8]
         draw = synthetic.DRAWN[known.layout]
-        return _kept_or_made(root, f"{name}-{version}", name, lambda: (*draw(), known.classes))
+        return _cached(root, f"{name}-{version}", name, lambda: (*draw(), known.classes))
 
     def decode():
         if not are_there(root, known.files):
-            with only_one_process(root):  # another process may be about to put the files there
+            with only_one_process(root):  # another process may be downloading the files
                 for archive in known.archives:
                     if not are_there(root, archive.files):
                         get(archive, (config.data_url,) if config.data_url else known.places, root)
         return *LAYOUTS[known.layout](read_checked(root, known.files)), known.classes
 
-    return _kept_or_made(root, name, name, decode, alone=False)  # in a data directory that may only be read, too
+    return _cached(root, name, name, decode, lock=False)  # the data directory may be read-only
 
 
-def _kept_or_made(root, key, name, make, alone=True):
-    """The data set that is kept below `root` under a key, or else the one that make() returns as arrays and classes.
+def _cached(root, key, name, make, lock=True):
+    """Return the data set cached below `root` under `key`, or make and cache it.
 
-    alone: only one process at a time makes one.
+    make: returns the arrays and the class names. lock: let only one process at a time make it.
     """
-    if kept := _read_kept(root, key, name):
-        return kept
-    with only_one_process(root) if alone else contextlib.nullcontext():
-        if kept := _read_kept(root, key, name):
-            return kept
+    if cached := _read_cache(root, key, name):
+        return cached
+    with only_one_process(root) if lock else contextlib.nullcontext():
+        if cached := _read_cache(root, key, name):
+            return cached
         *arrays, classes = make()
         made = _image_set(name, arrays, classes)
-        with contextlib.suppress(OSError, SuiteError):  # a full disk, say: made again next time
-            for file, value in zip(_files(root, key), (*arrays, [*classes, made.sha256]), strict=True):
+        with contextlib.suppress(OSError, SuiteError):  # e.g. a full disk; then it is made again next time
+            for file, value in zip(_cache_files(root, key), (*arrays, [*classes, made.sha256]), strict=True):
                 with replacing(file) as target:
                     np.save(target, value)
         return made
 
 
-def _read_kept(root, key, name):
-    """The data set that is kept, mapped into memory; None unless it is there and its checksum is the known one.
+def _read_cache(root, key, name):
+    """Return the cached data set, mapped into memory, or None if it is missing or its checksum is wrong.
 
-    Every byte is read for that, so that it does not matter what has become of the files that were decoded.
+    The checksum covers every byte, so the files it was decoded from need not be checked again.
     """
     try:
-        *arrays, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _files(root, key))
+        *arrays, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _cache_files(root, key))
         *classes, sha256 = about.tolist()
-        kept = _image_set(name, arrays, classes)
+        cached = _image_set(name, arrays, classes)
         known = name in DATASETS and DATASETS[name].sha256
-        return kept if kept.sha256 == (known or sha256) else None
-    except Exception:  # what NumPy raises for a damaged header is of many kinds
+        return cached if cached.sha256 == (known or sha256) else None
+    except Exception:  # NumPy raises many kinds of errors for a damaged header
         return None
 
 
-def _files(root, key):
+def _cache_files(root, key):
     return [root / "decoded" / f"{key}-{part}.npy" for part in (*PARTS, "about")]
 
 
@@ -140,21 +139,22 @@ def _image_set(name, arrays, classes):
 
 
 def _statistics(images):
-    """Mean and standard deviation per channel, on a 0..1 scale, of images (N, H, W[, 3]) uint8.
+    """Return mean and standard deviation per channel, on a 0..1 scale, of images (N, H, W[, 3]) uint8.
 
-    Of a channel that is the same everywhere, the deviation counts as 1: loaders divide by it.
+    The deviation of a constant channel is set to 1, because the loaders divide by it.
     """
     values, means, deviations = np.arange(256) / 255, [], []
     for channel in images.reshape(-1, 3 if images.ndim == 4 else 1).T:
-        counts = np.bincount(channel, minlength=256)  # a copy of all pixels as floats would be eight times their size
-        means.append(mean := float(np.average(values, weights=counts)))
+        counts = np.bincount(channel, minlength=256)  # all pixels as float64 would take eight times their memory
+        mean = float(np.average(values, weights=counts))
         constant = np.count_nonzero(counts) == 1
+        means.append(mean)
         deviations.append(1.0 if constant else float(np.sqrt(np.average((values - mean) ** 2, weights=counts))))
     return tuple(means), tuple(deviations)
 
 
-def _read_idx(contents: list[bytes]) -> Arrays:
-    """The IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, the values."""
+def _read_idx(contents):
+    """Decode the IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, values."""
     arrays = []
     for content in contents:
         shape = np.frombuffer(content, ">i4", count=content[3], offset=4)
@@ -163,14 +163,15 @@ def _read_idx(contents: list[bytes]) -> Arrays:
     return tuple(arrays)
 
 
-def _read_cifar(contents: list[bytes]) -> Arrays:
-    """Pickles of images, channels first, and labels; the last one has those to test with."""
-    batches = [pickle.loads(content, encoding="latin1") for content in contents]  # their checksums are known
+def _read_cifar(contents):
+    """Decode pickles of images (channels first) and labels. The last one is the test set."""
+    batches = [pickle.loads(content, encoding="latin1") for content in contents]  # safe: their md5s were checked
     arrays = []
-    for some in (batches[:-1], batches[-1:]):
-        images = np.concatenate([batch["data"] for batch in some]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        arrays += [np.ascontiguousarray(images), np.concatenate([batch["labels"] for batch in some])]
+    for split in (batches[:-1], batches[-1:]):
+        images = np.concatenate([batch["data"] for batch in split]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        arrays += [np.ascontiguousarray(images), np.concatenate([batch["labels"] for batch in split])]
     return tuple(arrays)
 
 
-LAYOUTS = {"idx": _read_idx, "cifar": _read_cifar}  # how files are decoded, by what a DataSet says
+# layout of a DataSet → decoder of its files to training images and labels, test images and labels
+LAYOUTS = {"idx": _read_idx, "cifar": _read_cifar}

@@ -1,4 +1,4 @@
-"""The batches of one rank: which images, in which order, augmented how, one at a time by workers or all at once."""
+"""The loaders of one rank: ResidentLoader, with all images on the device, or a DataLoader with workers."""
 
 import contextlib
 import itertools
@@ -21,17 +21,18 @@ from common.machine.memory import free_memory
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 
-# Of a spawned rank, workers would be spawned too: each imports torch for seconds, and is nobody's until it has done so.
+# In a spawned rank the default is spawn: a worker would import torch for seconds, and would not end with its rank until
+# it has.
 FORK = "fork" if sys.platform == "linux" else None
-NICE = 10  # of a worker
-EVALUATION_BATCH = 500  # images: without gradients, a larger batch costs little memory and saves time
+NICE = 10  # added to a worker's niceness
+EVALUATION_BATCH = 500  # images; without gradients, a larger batch saves time and costs little memory
 
 
 class AugmentedImages(Dataset):
-    """The training images, of which a DataLoader asks for a batch at a time: epoch * len + index for each image.
+    """The training images, fetched a batch at a time. The key of an image is epoch * len + index.
 
-    Each is augmented by torchvision; the batch is normalised as a whole, to the bits of ToTensor and Normalize. What is
-    drawn at random for an image depends on the seed, the epoch and the image alone: not on ranks or workers.
+    torchvision augments each image. The batch is normalised as a whole, with the same bits as ToTensor and Normalize.
+    The augmentation depends only on the seed, the epoch and the image, not on ranks or workers.
     """
 
     def __init__(self, image_set: ImageSet, config: RunConfig):
@@ -55,8 +56,9 @@ class AugmentedImages(Dataset):
         return np.asarray(self.transform(Image.fromarray(self.images[key % len(self)])))
 
 
-def _as_it_is(batch):
-    """A DataLoader's collate_fn. A worker shares memory here, where lack of room is an error: later, all would wait."""
+def _share_batch(batch):
+    """A collate_fn. Workers move the batch to shared memory here, where a lack of space raises an error; if they did it
+    later, the parent would wait forever."""
     if get_worker_info():
         for part in batch:
             part.share_memory_()
@@ -64,24 +66,24 @@ def _as_it_is(batch):
 
 
 class KeySampler(Sampler):
-    """What a sampler draws, as AugmentedImages takes it; at most so many, or workers would load what no step needs."""
+    """The indices of `sampler` as keys of AugmentedImages. limit: so that workers load no images beyond --max-steps."""
 
-    def __init__(self, sampler: DistributedSampler, most: int | None = None):
-        self.sampler, self.most = sampler, most
+    def __init__(self, sampler: DistributedSampler, limit: int | None):
+        self.sampler, self.limit = sampler, limit
 
     def __len__(self) -> int:
-        return min(len(self.sampler), self.most or len(self.sampler))
+        return min(len(self.sampler), self.limit or len(self.sampler))
 
     def __iter__(self):
-        before = self.sampler.epoch * len(self.sampler.dataset)
-        return (before + index for index in itertools.islice(self.sampler, self.most))
+        offset = self.sampler.epoch * len(self.sampler.dataset)
+        return (offset + index for index in itertools.islice(self.sampler, self.limit))
 
 
 class ResidentLoader:
-    """Batches cut from a data set that lies on `device` as a whole; augmented and normalised there, a batch at a time.
+    """Batches of a data set that is on `device` as a whole, augmented and normalised there.
 
-    split: images and labels. augmentation: see batch_transform(). sampler: without one, all images as they are.
-    Raises SuiteError (MACHINE) if they do not fit into the device's memory.
+    split: images and labels. augmentation: (augment, crop_padding), see batch_transform(). sampler: None for all images
+    in order. Raises SuiteError (MACHINE) if the images do not fit into the device's memory.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class ResidentLoader:
         self.shape = images.shape[1:]
         size = images.shape[1] * images.shape[2]
         mean, std = (torch.tensor(values, device=device).repeat(size) for values in (image_set.mean, image_set.std))
-        self.factor, self.offset = 1 / (255 * std), -mean / std  # (H W C): for each value of an image
+        self.factor, self.offset = 1 / (255 * std), -mean / std  # (H W C)
 
     def __len__(self) -> int:
         images = self.labels if self.sampler is None else self.sampler
@@ -128,38 +130,41 @@ class ResidentLoader:
 
 @contextlib.contextmanager
 def end_workers_of(loader) -> Iterator[None]:
-    """Where an exception leaves the `with`, end a loader's workers: multiprocessing would leave a directory of each."""
+    """End a loader's workers if an exception leaves the `with`. Otherwise each would leave a temporary directory."""
     try:
         yield
     except BaseException:
-        if iterator := getattr(loader, "_iterator", None):  # there is no public way to it
+        if iterator := getattr(loader, "_iterator", None):  # there is no public way
             for worker in iterator._workers:
                 if worker.is_alive():
-                    os.kill(worker.pid, signal.SIGCONT)  # it may have been stopped
+                    os.kill(worker.pid, signal.SIGCONT)  # in case it was stopped
             iterator._shutdown_workers()
         raise
 
 
-def _begin(number):
-    """A DataLoader's worker_init_fn: it ends with its parent, and gives way to the training where cores are short.
+def _init_worker(number):
+    """A worker_init_fn. The worker ends with its parent, and yields to the training if cores are scarce.
 
-    It makes the socket by which it hands over what it loads: where that fails, the parent would wait for ever later.
+    DupFd() creates the socket that passes batches to the parent. A failure here is an error; later, the parent would
+    wait forever.
     """
     start_worker(number)
     os.nice(NICE)
-    with open(os.devnull) as nothing:
-        DupFd(nothing.fileno())
+    with open(os.devnull) as file:
+        DupFd(file.fileno())
 
 
 def make_loaders(
     image_set: ImageSet, config: RunConfig, device: torch.device, sampler: DistributedSampler, labels_only: bool = False
 ):
-    """Return (train_loader, test_loader) of one process; batches are images (B, C, H, W) float32, labels (B,) int64.
+    """Return (train_loader, test_loader) of one rank. Batches are images (B, C, H, W) float32 and labels (B,) int64.
 
-    sampler: deals out one permutation in turn, with drop_last: batch k of all ranks together is the same set of images
-    for any number of them. Test: every num_replicas-th image, so that over all ranks each counts once, in equally many
-    batches on every rank: some methods exchange something in each. labels_only: each image is one black pixel.
-    Raises SuiteError (USAGE) if batch size or workers do not divide by the ranks, or if grey images are to be cropped.
+    sampler: has drop_last, and splits the same permutation for any number of ranks, so that batch k of all ranks
+    together is always the same set of images. The test loader has every num_replicas-th image, so that each counts once
+    over all ranks, in the same number of batches on every rank, since some methods communicate in each batch.
+    labels_only: each image is one black pixel.
+    Raises SuiteError (USAGE) if batch size or workers do not divide by the number of ranks, if there are fewer images
+    than ranks, or if grey images are to be cropped.
     """
     if config.crop_padding != "zeros" and image_set.image_shape[0] != 3:
         what = "--crop-padding is for colour images, which are cropped"
@@ -167,31 +172,29 @@ def make_loaders(
     if labels_only:
         pixels = {name: np.zeros_like(getattr(image_set, name)[:, :1, :1]) for name in ("train_images", "test_images")}
         image_set, config = replace(image_set, **pixels), replace(config, loader="resident", augment=False)
-    shares = sampler.num_replicas
-    batch_size = per_process("--batch-size", config.batch_size, shares)
-    workers = per_process("--num-workers", total_workers(config.num_workers, shares), shares)
-    train, test = ((image_set.train_images, image_set.train_labels), (image_set.test_images, image_set.test_labels))
-    if (fewest := min(len(train[1]), len(test[1]))) < shares:
-        what, found = "every rank needs a training image and a test image", f"{fewest} images for {shares} ranks"
+    ranks = sampler.num_replicas
+    batch_size = per_process("--batch-size", config.batch_size, ranks)
+    workers = per_process("--num-workers", total_workers(config.num_workers, ranks), ranks)
+    if (fewest := min(len(image_set.train_labels), len(image_set.test_labels))) < ranks:
+        what, found = "every rank needs a training image and a test image", f"{fewest} images for {ranks} ranks"
         raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
     train_loader: ResidentLoader | DataLoader
     if config.loader != "workers":
-        augmentation = (config.augment, config.crop_padding)
+        train, augmentation = (image_set.train_images, image_set.train_labels), (config.augment, config.crop_padding)
         train_loader = ResidentLoader(train, image_set, batch_size, device, augmentation, sampler)
     else:
         train_loader = DataLoader(
             AugmentedImages(image_set, config),
             batch_size,
             sampler=KeySampler(sampler, config.max_steps and config.max_steps * batch_size),
-            collate_fn=_as_it_is,
+            collate_fn=_share_batch,
             num_workers=workers,
             pin_memory=device.type == "cuda",
             persistent_workers=workers > 0,
-            worker_init_fn=_begin,
+            worker_init_fn=_init_worker,
             multiprocessing_context=FORK if workers else None,
-            generator=torch.Generator(),  # or it draws from the one that training uses
+            generator=torch.Generator(),  # so that it does not draw from the global one, which training uses
         )
-    shard = slice(sampler.rank, None, shares)
-    batches = -(-len(test[1]) // (shares * max(batch_size, EVALUATION_BATCH)))
-    per_batch = -(-len(test[1][shard]) // batches)
-    return train_loader, ResidentLoader((test[0][shard], test[1][shard]), image_set, per_batch, device)
+    test = image_set.test_images[sampler.rank :: ranks], image_set.test_labels[sampler.rank :: ranks]
+    batches = -(-len(image_set.test_labels) // (ranks * max(batch_size, EVALUATION_BATCH)))
+    return train_loader, ResidentLoader(test, image_set, -(-len(test[1]) // batches), device)

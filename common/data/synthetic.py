@@ -1,11 +1,11 @@
-"""Offline stand-ins for MNIST and CIFAR-10, of the same array shapes, drawn from a seed.
+"""Offline stand-ins for MNIST and CIFAR-10 with the same image shapes, generated from a seed.
 
-Digits are the glyphs of typefaces that matplotlib ships, put through a random affine map and a smooth elastic warp,
-then given a random stroke weight, contrast, uneven ink and paper, and noise. Shapes are ten silhouettes, written as
-signed distances, laid over camouflage; colours are drawn without regard to the class.
+Digits are glyphs of the fonts that matplotlib ships, with a random affine map, a smooth elastic warp, and random stroke
+weight, contrast, unevenness of ink and paper, and noise. Shapes are ten silhouettes, defined by signed distances, on a
+camouflage background; colours are independent of the class.
 
-Held out, so that test accuracy measures generalisation and not memory: test digits are of a family of typefaces that
-training does not have; test shapes are larger, of other hues, on a finer camouflage. All else varies alike in both.
+The test set measures generalisation, not memory: its digits use a font family that is not in the training set, and its
+shapes are larger, have other hues and a finer background. Everything else has the same distribution in both.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A whole family is held out: the bold or the italic of a known face would be too easy a test.
+# The test set has another family, because the bold or italic of a training font would be too easy.
 TRAIN_FONTS = tuple(
     "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSans-BoldOblique DejaVuSansMono DejaVuSansMono-Bold "
     "DejaVuSansMono-Oblique DejaVuSansMono-BoldOblique DejaVuSerif DejaVuSerif-Bold DejaVuSerif-Italic "
@@ -21,17 +21,17 @@ TRAIN_FONTS = tuple(
 )
 TEST_FONTS = tuple("cmr10 cmb10 cmss10 cmtt10".split())
 
-_GLYPH = 4 * 28  # side of a master glyph: fine enough to be looked up without interpolation
-_HEIGHT = 4 * 21  # height of the digit on it, about as in MNIST
-_CHUNK = 500  # images drawn at once: enough to vectorise, few enough to keep memory low
+_GLYPH = 4 * 28  # side of a master glyph; fine enough for lookups without interpolation
+_HEIGHT = 4 * 21  # height of the digit in a master glyph, in proportion to MNIST's
+_CHUNK = 500  # images drawn at once; larger chunks would only take more memory
 
 
 class Look(NamedTuple):
-    """What differs between the training and the test shapes; ranges are (low, high)."""
+    """The differences between training and test shapes. Ranges are (low, high)."""
 
     hue: tuple[float, float]  # of the object, within each third of the colour wheel (0..1/3)
     radius: tuple[float, float]  # of the object, in pixels
-    grain: tuple[float, float]  # blotches per side of the background
+    grain: tuple[float, float]  # blotches of the background per side
 
 
 TRAIN_LOOK = Look(hue=(0.0, 0.2), radius=(7.5, 9.5), grain=(2.0, 4.5))
@@ -39,20 +39,23 @@ TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
 
 
 def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Draw grey digits, light on dark: images (N, 28, 28) uint8 and labels (N,) int64 to train with, and to test."""
+    """Return training images (N, 28, 28) uint8 and labels (N,) int64, then test images and labels.
+
+    The images are light digits on a dark background.
+    """
     return _splits(_draw_digits, (_glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)), (train_size, test_size), seed)
 
 
 def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Draw coloured shapes (N, 32, 32, 3), otherwise as synthetic_mnist() does."""
+    """Return the same as synthetic_mnist() with coloured shapes (N, 32, 32, 3)."""
     return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
 
 
-DRAWN = {"digits": synthetic_mnist, "shapes": synthetic_cifar10}  # by the layout of a DataSet
+DRAWN = {"digits": synthetic_mnist, "shapes": synthetic_cifar10}  # layout of a DataSet → generator
 
 
 def _splits(draw, sources, sizes, seed):
-    """Both splits, balanced and shuffled; each of a stream of its own, so that neither depends on the other's size."""
+    """Return both splits, balanced and shuffled. Each has its own random stream, whatever the other's size."""
     arrays = []
     for split, (source, size) in enumerate(zip(sources, sizes, strict=True)):
         rng = np.random.default_rng([seed, split])
@@ -63,12 +66,15 @@ def _splits(draw, sources, sizes, seed):
 
 
 def _uniform(rng, low, high, count):
-    """One value per image, (count, 1, 1), ready to broadcast over its pixels."""
+    """Return one value per image as (count, 1, 1), which broadcasts over its pixels."""
     return rng.uniform(low, high, (count, 1, 1)).astype(np.float32)
 
 
 def _placed_grid(rng, count, side, shift, turn):
-    """Pixels' (x, y), (count, side, side) each, from a centre that is moved by up to `shift` pixels and turned."""
+    """Return the pixels' x and y, (count, side, side) each, relative to a randomly shifted and rotated centre.
+
+    shift: at most, in pixels. turn: at most, in radians.
+    """
     axis = np.arange(side, dtype=np.float32) - (side - 1) / 2
     x = axis[None, :] - _uniform(rng, -shift, shift, count)
     y = axis[:, None] - _uniform(rng, -shift, shift, count)
@@ -77,10 +83,10 @@ def _placed_grid(rng, count, side, shift, turn):
 
 
 def _smooth_field(rng, count, cells, side):
-    """Smooth noise (count, side, side) of mean 0 and deviation below 1; `cells` set its grain."""
+    """Return smooth noise (count, side, side) with mean 0 and deviation below 1. cells: its grain, per side."""
     knots = np.arange(np.ceil(np.max(cells)) + 1, dtype=np.float32)
     offset = np.linspace(0, 1, side, dtype=np.float32)[:, None] * cells - knots
-    weights = 0.5 + 0.5 * np.cos(np.pi * np.clip(offset, -1, 1))  # a soft tent around each knot
+    weights = 0.5 + 0.5 * np.cos(np.pi * np.clip(offset, -1, 1))  # a cosine window around each knot
     values = rng.standard_normal((count, len(knots), len(knots)), dtype=np.float32)
     return weights @ values @ weights.swapaxes(-1, -2)
 
@@ -94,14 +100,14 @@ def _noisy(images, rng):
 
 
 def _glyphs(fonts):
-    """Master glyphs, float32 (fonts, 10, _GLYPH, _GLYPH) in 0..1, centred and of equal height."""
+    """Return master glyphs (fonts, 10, _GLYPH, _GLYPH) float32 in 0..1, centred and of equal height."""
     import matplotlib
     from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     masters = np.empty((len(fonts), 10, _GLYPH, _GLYPH), np.float32)
     for i, name in enumerate(fonts):
-        # The basic layout engine is in every build of Pillow; the other one is optional.
+        # Every build of Pillow has the basic layout engine; Raqm is optional.
         font = ImageFont.truetype(str(folder / f"{name}.ttf"), 120, layout_engine=ImageFont.Layout.BASIC)
         for digit in range(10):
             page = Image.new("L", (200, 200))
@@ -110,7 +116,7 @@ def _glyphs(fonts):
             ink = ink.resize((ink.width * _HEIGHT // ink.height, _HEIGHT), Image.Resampling.BOX)
             canvas = Image.new("L", (_GLYPH, _GLYPH))
             canvas.paste(ink, ((_GLYPH - ink.width) // 2, (_GLYPH - _HEIGHT) // 2))
-            # The blur turns the outline into a ramp: a threshold along it sets the stroke weight.
+            # The blur makes a ramp of the outline, so that a threshold can set the stroke weight.
             masters[i, digit] = np.asarray(canvas.filter(ImageFilter.GaussianBlur(3))) / 255
     return masters
 
@@ -126,7 +132,6 @@ def _draw_digits(labels, glyphs, rng):
     ramp = glyphs[face, labels[:, None, None], row, column]
     weight = _uniform(rng, 0.25, 0.5, count)
     ink = np.clip((ramp - weight) * 3 + 0.5, 0, 1)
-    # Ink and paper are uneven, and the sensor adds noise.
     ink *= np.clip(0.85 + 0.3 * _smooth_field(rng, count, 5, 28), 0.2, 1.2)
     paper = 0.15 * np.abs(_smooth_field(rng, count, 4, 28))
     return _noisy(paper + _uniform(rng, 0.4, 1.0, count) * ink, rng)
@@ -140,7 +145,7 @@ def _box(u, v, width, height):
 
 
 def _star(u, v):
-    # Fold the plane onto half an arm; its edge is then one straight line from the tip at 1.1.
+    # Fold the plane onto half an arm, whose edge is one straight line from the tip at 1.1.
     fifth = 2 * np.pi / 5
     arm = np.abs((np.arctan2(u, -v) / fifth + 0.5) % 1 - 0.5) * fifth
     radius = np.hypot(u, v)
@@ -151,8 +156,8 @@ def _checks(u, v, period):
     return -np.cos(u * 2 * np.pi / period) * np.cos(v * 2 * np.pi / period) * period / 6
 
 
-# Signed distances, negative inside, in the order of the classes; u and v, in radii of the object, point right and
-# down. All are even in u and turn left as often as right, so that a mirrored shape stays in its class.
+# Signed distances, negative inside, in the order of the classes. u and v point right and down, in radii of the object.
+# All are even in u and rotate symmetrically, so a mirrored shape stays in its class.
 _SILHOUETTES = (
     lambda u, v: np.hypot(u, v) - 0.85,
     lambda u, v: _box(u, v, 0.75, 0.75),
@@ -162,7 +167,7 @@ _SILHOUETTES = (
     lambda u, v: np.minimum(_box(u, v, 1.0, 0.3), _box(u, v, 0.3, 1.0)),
     lambda u, v: np.maximum(np.hypot(u, v) - 0.95, 0.75 - np.hypot(u, v + 0.5)),
     lambda u, v: np.maximum(0.8 * np.abs(u) - 0.6 * np.abs(v) - 0.05, np.abs(v) - 0.9),
-    lambda u, v: np.maximum(_box(u, v, 0.9, 0.9), _checks(u, 0 * v, 0.72)),  # all in one row
+    lambda u, v: np.maximum(_box(u, v, 0.9, 0.9), _checks(u, 0 * v, 0.72)),  # stripes
     lambda u, v: np.maximum(_box(u, v, 0.9, 0.9), _checks(u, v, 0.72)),
 )
 
@@ -176,7 +181,7 @@ def _draw_shapes(labels, look, rng):
 
 
 def _silhouettes(labels, look, rng):
-    """How much of each pixel the object covers, (N, 32, 32) in 0..1."""
+    """Return the share of each pixel that the object covers, (N, 32, 32) in 0..1."""
     count = len(labels)
     u, v = _placed_grid(rng, count, 32, shift=3, turn=0.4)
     radius = _uniform(rng, *look.radius, count)
@@ -189,7 +194,7 @@ def _silhouettes(labels, look, rng):
 
 
 def _background(count, look, rng):
-    """Camouflage (N, 32, 32, 3): blotches of one colour on another, shaded."""
+    """Return camouflage (N, 32, 32, 3): shaded blotches of one colour on another."""
     grain = _uniform(rng, *look.grain, count)
     blotch = np.clip(2 * _smooth_field(rng, count, grain, 32) + 0.5, 0, 1)[..., None]
     colour, ground = (_colours(_uniform(rng, 0, 1, count), _uniform(rng, 0.1, 0.75, count)) for _ in range(2))
@@ -198,6 +203,6 @@ def _background(count, look, rng):
 
 
 def _colours(hue, value):
-    """RGB (N, 1, 1, 3) of hues and brightnesses (N, 1, 1), at a saturation of 0.6."""
+    """Return RGB (N, 1, 1, 3) of hues and values (N, 1, 1), with a saturation of 0.6."""
     distance = np.abs((6 * hue[..., None] - np.array([0, 2, 4], np.float32) + 3) % 6 - 3)
     return value[..., None] * (1 - 0.6 * np.clip(distance - 1, 0, 1))

@@ -1,1 +1,1 @@
-"""What is read from files and written to them."""
+"""Reading and writing files."""

@@ -1,1 +1,1 @@
-"""Networks as named blocks, where to cut them, and tensors of which every rank holds a share."""
+"""Networks as named blocks, where to cut them, and tensors that are sharded over ranks."""

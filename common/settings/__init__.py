@@ -1,1 +1,1 @@
-"""The command line: flags, their values, and recipes."""
+"""The command line: flags, values and recipes."""

@@ -1,4 +1,4 @@
-"""The command line of a training script: flags of its own, and its parsing, before torch is imported."""
+"""The command line of a training script, parsed before torch is imported."""
 
 import os
 from argparse import SUPPRESS, Namespace
@@ -11,18 +11,19 @@ from common.settings.config import RunConfig, parse, script_parser
 
 
 def switch(help: str) -> dict:
-    """Return a flag that is on where it is typed."""
+    """Return the settings of a boolean flag for add_argument()."""
     return {"action": "store_true", "help": help}
 
 
 def value(help: str, parse: Callable = positive_int, metavar: str = "N", **settings) -> dict:
-    """Return a flag with a value; settings: what else add_argument() takes."""
+    """Return the settings of a flag with a value for add_argument(). settings: other arguments of add_argument()."""
     return {"help": help, "type": parse, "metavar": metavar, **settings}
 
 
 def choice(help: str, names: Iterable[str], metavar: str) -> dict:
-    """Return a flag whose value is one of some names, by default the first."""
-    return value(help, one_of([*names]), metavar, default=next(iter(names)))
+    """Return the settings of a flag that takes one of `names`, by default the first."""
+    names = tuple(names)
+    return value(help, one_of(names), metavar, default=names[0])
 
 
 SPAWN = value("start N ranks here, without torchrun")
@@ -32,8 +33,8 @@ LOCAL_RANK = value(SUPPRESS, int)  # typed by torch.distributed.launch and deeps
 
 
 def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = None, as_rank: bool = False) -> Any:
-    """Begin a script that trains in one process: see begin(). Return what start_one() takes: the RunConfig, and the
-    Namespace of the script's own flags. flags: as add_argument() takes them."""
+    """Begin a script that trains in one process (see begin()). Return the argument of start_one(): the RunConfig and
+    the Namespace of the script's own flags. flags: flag → settings for add_argument()."""
 
     def parse_flags() -> tuple[RunConfig, Namespace]:
         parser = script_parser(description)
@@ -48,6 +49,6 @@ def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = No
 
 
 def begin_ranks(name: str, description: str, flags: Mapping[str, dict] | None = None) -> Any:
-    """Begin a script that trains in ranks, as begin_one() does; return what start_ranks() takes."""
+    """Begin a script that trains in ranks, like begin_one(). Return the argument of start_ranks()."""
     own = {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT, "--local-rank": LOCAL_RANK}
     return begin_one(name, description, own, as_rank=True)

@@ -1,4 +1,4 @@
-"""What a run is asked to do: RunConfig, whose fields are the flags, and the command-line parser made of them."""
+"""The settings of a run: RunConfig, with one field for each flag, and the command-line parser made from it."""
 
 import argparse
 import math
@@ -31,7 +31,7 @@ LOADERS = ("resident", "workers")
 DEVICES = ("auto", "cpu", "gpu")
 MODELS = ("lenet", "mlp", "strided", "vgg", "resnet8", "airbench", "airbench-wide", "resnet18")
 WITH_MODELS = f"{' | '.join(MODELS)} | torchvision:resnet50 and its like | my_net.py:build"
-Kind = tuple[Callable[[str], object], str]  # how one value is parsed, and called in --help
+Kind = tuple[Callable[[str], object], str]  # parser of one value, metavar in --help
 
 
 def names(*known: str, **forms: Any) -> Kind:
@@ -44,35 +44,35 @@ FILE, DIR = (str, "FILE"), (str, "DIR")
 
 @dataclass(frozen=True)
 class Flag:
-    """What is known of a flag, besides its name and its default: all of it is said at its field of RunConfig."""
+    """The properties of a flag, defined at its field of RunConfig."""
 
     help: str
-    parse: Callable[[str], object] | None = None  # of one value; None for a switch
+    parse: Callable[[str], object] | None = None  # for one value; None for a switch
     metavar: str = ""
     nargs: str | None = None
-    decides: bool = False  # what is computed, bit for bit, so that a checkpoint belongs to one value of it
-    equal: bool = False  # rows of a comparison that differ in it are no comparison
-    shared: bool = True  # the comparison has it too, and hands it to all rows
-    own: bool = False  # one row may have a value of its own (METHOD:flag=value)
-    several: bool = False  # the comparison sweeps over several values
-    by_rank: bool = False  # ranks need not agree on it
+    decides: bool = False  # it changes the computed numbers: a checkpoint is only valid for the same value
+    equal: bool = False  # all rows of a comparison must have the same value
+    shared: bool = True  # the comparison has this flag too, and passes it to all rows
+    own: bool = False  # a row can override it (METHOD:flag=value)
+    several: bool = False  # the comparison can sweep over several values
+    by_rank: bool = False  # ranks may have different values
 
 
 def flag(default: object, help: str, kind: Kind | None = None, **traits: Any) -> Any:
-    """Return the field of a RunConfig whose value a flag sets (see Flag)."""
+    """Return a field of RunConfig for a flag. traits: further fields of Flag."""
     return field(default=default, metadata={"flag": Flag(help, *(kind or ()), **traits)})
 
 
-trains = partial(flag, decides=True, equal=True)  # what is trained
-private = partial(flag, shared=False, by_rank=True)  # where one run's files go, and what it says
+trains = partial(flag, decides=True, equal=True)  # model, data and training
+private = partial(flag, shared=False, by_rank=True)  # output of one run
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The values of the shared flags, checked. `batch_size` and `num_workers` count all devices together.
+    """The checked values of the shared flags. `batch_size` and `num_workers` are totals over all devices.
 
-    `num_workers`, `threads`, `train_size` and `max_steps` are None where they were not given: what they are then, their
-    help says. So is `loader`, until the memory is known: see with_loader(). docs/flags.md says more of each flag.
+    `num_workers`, `threads`, `train_size` and `max_steps` are None if not given; their help texts describe the default.
+    `loader` is None until the free memory is known: see with_loader(). docs/flags.md describes each flag.
     """
 
     dataset: str = trains(
@@ -171,12 +171,11 @@ class RunConfig:
 
     @property
     def lr_factor(self) -> float:
-        """How many times --lr the learning rate is, by --lr-scaling."""
-        usual: Any = RunConfig.batch_size
+        """The factor by which --lr-scaling multiplies --lr."""
+        reference: Any = RunConfig.batch_size
         if self.recipe:
-            usual = RECIPES[self.recipe][self.dataset].get("batch_size", usual)
-        larger: float = self.batch_size / usual
-        return math.pow(larger, LR_SCALINGS[self.lr_scaling])
+            reference = RECIPES[self.recipe][self.dataset].get("batch_size", reference)
+        return math.pow(self.batch_size / reference, LR_SCALINGS[self.lr_scaling])
 
     @property
     def highest_lr(self) -> float:
@@ -184,8 +183,7 @@ class RunConfig:
         return self.lr * self.lr_factor
 
 
-# The groups of --help, each under the name of its first flag.
-GROUPS = {
+GROUPS = {  # first flag → heading in --help
     "dataset": "what to train on",
     "model": "what to train, and how",
     "device": "on which device",
@@ -195,7 +193,7 @@ FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields
 
 
 def flags_that(trait: str) -> tuple[str, ...]:
-    """Return the names of RunConfig's fields whose Flag has a trait."""
+    """Return the fields of RunConfig with a trait: a boolean field of Flag."""
     return tuple(name for name, about in FLAGS.items() if getattr(about, trait))
 
 
@@ -204,7 +202,7 @@ def option(name: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: bool = False) -> None:
-    """Add the flags of these fields; several: those that a comparison sweeps over take a list of values."""
+    """Add the flags for these fields of RunConfig. several: flags that can be swept over take a list of values."""
     group: argparse._ActionsContainer = parser
     for name in names:
         about, default = FLAGS[name], getattr(RunConfig, name)
@@ -219,19 +217,19 @@ def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: 
 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
-    """Add the flags that a training script and the comparison share, and --debug."""
+    """Add the flags shared by the training scripts and the comparison, and --debug."""
     add_flags(parser, (*flags_that("shared"), "debug"), several)
 
 
 def script_parser(description: str) -> OneLineParser:
-    """Return the parser of a training script, to which that adds the flags of its method."""
+    """Return the parser of a training script, with all flags of RunConfig. The script adds its own flags."""
     parser = OneLineParser(description=description)
     add_flags(parser, tuple(FLAGS))
     return parser
 
 
 def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) -> argparse.Namespace:
-    """Parse sys.argv; the values of a --recipe take the place of the defaults, so that a typed flag still counts."""
+    """Parse sys.argv. A --recipe changes the defaults, so flags on the command line override it."""
     arguments = parser.parse_args()
     if arguments.recipe is None:
         return arguments
@@ -243,15 +241,16 @@ def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) ->
 
 
 def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespace]:
-    """Parse sys.argv into the shared RunConfig and a Namespace of the script's own flags.
+    """Parse sys.argv into a RunConfig and a Namespace of the script's own flags.
 
-    Raises SuiteError (USAGE) for bad values and for output paths that cannot be written: before training, not after.
+    Raises SuiteError (USAGE) for bad values and for output paths that cannot be written.
     """
     values = vars(parse_with_recipe(parser))
     values["model"] = values["model"] or default_model(values["dataset"])
     check_image_size(values["dataset"], values["image_size"])
-    late = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
-    values["lr_milestones"] = tuple(late if values["lr_milestones"] is None else values["lr_milestones"])
+    if values["lr_milestones"] is None:
+        values["lr_milestones"] = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
+    values["lr_milestones"] = tuple(values["lr_milestones"])
     check_workers(values["loader"], values["num_workers"])
     if values["num_workers"] is not None:
         values["loader"] = values["loader"] or "workers"
@@ -267,13 +266,17 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
 
 
 def _check_files(config: RunConfig) -> None:
-    """Raise SuiteError (USAGE) unless --output, --save and --checkpoint can be written, each to a file of its own."""
-    own_model, ending, _ = (config.model or "").rpartition(".py:")
-    read = {"--model": own_model + ending.rstrip(":"), "--resume": config.resume}
-    taken = {os.path.realpath(path): typed for typed, path in read.items() if path}
-    for typed, path in ((option(name), getattr(config, name)) for name in ("checkpoint", "output", "save")):
-        if path is None:
+    """Raise SuiteError (USAGE) unless --output, --save and --checkpoint are writable and all different files."""
+    taken = {}  # real path → flag
+    model_file = (config.model or "").rpartition(":")[0]
+    if model_file.endswith(".py"):
+        taken[os.path.realpath(model_file)] = "--model"
+    if config.resume:
+        taken[os.path.realpath(config.resume)] = "--resume"
+    for name in ("checkpoint", "output", "save"):
+        if (path := getattr(config, name)) is None:
             continue
+        typed = option(name)
         file = file_behind(path, typed)
         check_writable(file.parent, typed)
         if not os.access(file, os.W_OK) and file.exists():
@@ -290,7 +293,7 @@ def default_model(dataset: str) -> str:
 
 
 def check_image_size(dataset: str, image_size: int | None) -> None:
-    """Raise SuiteError (USAGE) if a data set whose images have a size is given another."""
+    """Raise SuiteError (USAGE) if an image size is given for a data set other than a folder of images."""
     if image_size is not None and not dataset.startswith(FOLDER):
         found, advice = f"the images of {dataset} have a size", f"leave it out, or type --dataset {FOLDER}PATH"
         raise SuiteError("--image-size is for a folder of images", found, advice, USAGE)

@@ -1,4 +1,4 @@
-"""The data sets: all that is known of each before it is read. To add one whose layout is known is to add its record."""
+"""What is known of each data set before it is read. To add one with a supported layout, add its record to DATASETS."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,35 +6,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """What is downloaded (.tar.gz, or one file as .gz): its name, its md5, and the md5 of each file it unpacks to."""
+    """A file to download: a .tar.gz, or a .gz of one file."""
 
     name: str
     md5: str
-    files: Mapping[str, str]  # path below the data directory → md5
+    files: Mapping[str, str]  # path of each unpacked file below the data directory → md5
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set; what has a default is known of what is downloaded alone."""
+    """One data set. The fields with defaults are for data sets that are downloaded."""
 
-    layout: str  # how it is read, or drawn: a name in data.image_set.LAYOUTS or data.synthetic.DRAWN
+    layout: str  # file format or generator: a name in data.image_set.LAYOUTS or data.synthetic.DRAWN
     shape: tuple[int, int, int, int]  # (N, H, W, C) of the training images
-    model: str  # trained unless --model says otherwise
-    fast: Mapping[str, object]  # defaults of --recipe fast
+    model: str  # default of --model
+    fast: Mapping[str, object]  # defaults with --recipe fast
     classes: tuple[str, ...]
-    places: tuple[str, ...] = ()  # directories that have the archives
+    places: tuple[str, ...] = ()  # URLs of directories with the archives
     archives: tuple[Archive, ...] = ()
-    mean: tuple[float, ...] = ()  # of the training images' pixels per channel, on a 0..1 scale
+    mean: tuple[float, ...] = ()  # of the training images, per channel, on a 0..1 scale
     std: tuple[float, ...] = ()
-    sha256: str = ""  # ImageSet.sha256 of what is decoded
+    sha256: str = ""  # ImageSet.sha256 of the decoded data set
 
     @property
     def files(self) -> dict[str, str]:
         return {file: md5 for archive in self.archives for file, md5 in archive.files.items()}
 
 
-# Chosen by trials on 2 CPU cores, for the shortest training to 99% on MNIST and to 90% on CIFAR-10; what they reach
-# is in docs/performance.md.
+# Chosen by trials on 2 CPU cores for the shortest training to 99% on MNIST and to 90% on CIFAR-10. Their results are in
+# docs/performance.md.
 FAST = {"loader": "resident", "precision": "bf16", "optimizer": "muon", "schedule": "linear"}
 GREY = {"model": "strided", "augment": False, "lr": 0.007, "batch_size": 256, "epochs": 1, "label_smoothing": 0.05}
 FAST_GREY = FAST | GREY | {"max_steps": 160}
@@ -47,7 +47,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _idx(folder: str, *md5s: tuple[str, str]) -> tuple[Archive, ...]:
-    """The four archives of a set in the IDX format; md5s: of each archive, and of the file that it holds."""
+    """Return the four archives of a data set in IDX format. md5s: (of the archive, of the unpacked file)."""
     names = "train-images-idx3-ubyte train-labels-idx1-ubyte t10k-images-idx3-ubyte t10k-labels-idx1-ubyte".split()
     return tuple(
         Archive(f"{name}.gz", packed, {f"{folder}/raw/{name}": md5})
@@ -128,4 +128,4 @@ DATASETS = {
         layout="digits", shape=(10_000, 28, 28, 1), model="lenet", fast=FAST_GREY, classes=tuple("0123456789")
     ),
 }
-RECIPES = {"fast": {name: known.fast for name, known in DATASETS.items()}}  # what --recipe puts in defaults' place
+RECIPES = {"fast": {name: known.fast for name, known in DATASETS.items()}}  # recipe → data set → changed defaults

@@ -1,4 +1,4 @@
-"""The learning rate's schedules: one record each, which is all that a new one takes."""
+"""Learning rate schedules. To add one, add its record to SCHEDULES."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    about: str  # what --help says
-    make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps of an epoch) → one of torch's
+    about: str  # for --help
+    make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps per epoch) → a torch scheduler
     warms_up: bool = False
 
 
-# By which power of the batch the learning rate grows. linear: P. Goyal et al., "Accurate, Large Minibatch SGD", 2017;
-# sqrt, for Adam: S. Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
+# The learning rate grows with this power of the batch size. linear: P. Goyal et al., "Accurate, Large Minibatch SGD",
+# 2017; sqrt, for Adam: S. Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
 LR_SCALINGS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-WARM_UP = 1  # epochs in which a learning rate that was scaled rises from --lr; Goyal et al.: 5 of 90
+WARM_UP = 1  # epochs in which a scaled learning rate rises from --lr; Goyal et al.: 5 of 90
 
 
 def _steps(torch, optimizer, config, steps):
@@ -22,7 +22,7 @@ def _steps(torch, optimizer, config, steps):
 
 
 def _one_cycle(torch, optimizer, config, steps):
-    """In straight lines (L. Smith, "Super-convergence", 2018)."""
+    """The one-cycle schedule with straight lines (L. Smith, "Super-convergence", 2018)."""
     lines = {"pct_start": 0.25, "anneal_strategy": "linear", "cycle_momentum": False}
     total = max(5, config.epochs * steps)  # OneCycleLR divides by 0 at 4
     return torch.OneCycleLR(optimizer, config.highest_lr, total_steps=total, **lines)
@@ -40,23 +40,23 @@ SCHEDULES = {
 
 
 def build_schedule(optimizer, config, steps_per_epoch: int):
-    """Return the schedule that `config` (a RunConfig) names, to be stepped after every training step.
+    """Return the scheduler for `config` (a RunConfig), to be stepped after every training step.
 
-    The optimizer has --lr, which --lr-scaling multiplies; where that is more, it is reached in a warm-up.
+    The optimizer has --lr, which is multiplied by --lr-scaling here. A larger rate is reached in a warm-up.
     """
     from torch.optim import lr_scheduler
 
     schedule = SCHEDULES[config.schedule]
     for group in optimizer.param_groups:
         group["lr"] *= config.lr_factor
-    made = schedule.make(lr_scheduler, optimizer, config, steps_per_epoch)
+    main = schedule.make(lr_scheduler, optimizer, config, steps_per_epoch)
     if config.lr_factor <= 1 or schedule.warms_up:
-        return made
+        return main
     warm_up = lr_scheduler.LinearLR(optimizer, 1 / config.lr_factor, total_iters=WARM_UP * steps_per_epoch)
-    return lr_scheduler.ChainedScheduler([warm_up, made])
+    return lr_scheduler.ChainedScheduler([warm_up, main])
 
 
 def length_of(schedule: dict) -> int | None:
-    """Return after how many steps a schedule, by its state_dict, has ended: a resumed one cannot change that."""
-    last = schedule.get("_schedulers", [schedule])[-1]  # behind the warm-up
-    return last.get("total_iters", last.get("total_steps"))
+    """Return the number of steps after which a schedule ends, from its state_dict; None if it never ends."""
+    main = schedule.get("_schedulers", [schedule])[-1]  # after the warm-up
+    return main.get("total_iters", main.get("total_steps"))

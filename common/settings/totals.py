@@ -1,10 +1,10 @@
-"""What --batch-size and --num-workers come to in each process: both are totals over all of them."""
+"""--batch-size and --num-workers are totals over all processes: their share in each one."""
 
 from common.errors import USAGE, SuiteError
 
 
 def per_process(flag: str, total: int, world_size: int) -> int:
-    """Return total ÷ world_size; raise SuiteError (USAGE), with totals that divide, where that leaves a remainder."""
+    """Return total ÷ world_size. Raise SuiteError (USAGE), with totals that divide, if there is a remainder."""
     if total % world_size:
         below, power = total - total % world_size, world_size << (total // world_size).bit_length()
         choices = [str(choice) for choice in dict.fromkeys((below, below + world_size, power)) if choice]
@@ -14,12 +14,12 @@ def per_process(flag: str, total: int, world_size: int) -> int:
 
 
 def check_workers(loader: str | None, num_workers: int | None) -> None:
-    """Raise SuiteError (USAGE) if there are to be workers for a loader that has none."""
+    """Raise SuiteError (USAGE) if workers are requested for the resident loader."""
     if loader == "resident" and num_workers:
         what, advice = "--loader resident has no workers", "leave out --num-workers, or type --loader workers"
         raise SuiteError(what, f"found --num-workers {num_workers}", advice, USAGE)
 
 
 def total_workers(num_workers: int | None, world_size: int) -> int:
-    """Return `--num-workers`, or its default: 2, rounded up to the same number in every process."""
+    """Return --num-workers, or its default: 2, rounded up to a multiple of world_size."""
     return -(-2 // world_size) * world_size if num_workers is None else num_workers
