@@ -92,20 +92,6 @@ def adjusted_means(times: Array) -> Array:
     return np.exp(_fit(np.log(times)).means)
 
 
-def mean_difference(values: Array, first: int, second: int, confidence: float) -> tuple[float, float, float]:
-    """Return how far the mean of one column is above another's, and the bounds of Student's interval.
-
-    values: (blocks, columns), nan where nothing was measured. Randomised blocks: value = column + block + noise, with
-    the same variance in all columns. The bounds are infinite if there is no estimate of the noise.
-    """
-    fit = _fit(values)
-    difference, margin = float(fit.means[first] - fit.means[second]), math.inf
-    if fit.freedom:
-        spread = float((fit.contrasts(first, [second]) ** 2).sum())
-        margin = t_quantile(fit.freedom, confidence) * math.sqrt(spread * fit.squares.sum() / fit.freedom)
-    return difference, difference - margin, difference + margin
-
-
 def ratios(
     times: Array, reference: int, others: Sequence[int], confidence: float = CONFIDENCE, noise_blocks: int | None = None
 ) -> list[Ratio]:
@@ -179,17 +165,26 @@ class Table:
         ]
 
     def difference(self, first: str, second: str, confidence: float) -> tuple[float, float, float]:
-        """Return how far the mean of one column is above another's, and its interval: see mean_difference."""
-        return mean_difference(self.values, self.columns.index(first), self.columns.index(second), confidence)
+        """Return how far the mean of one column is above another's, and the bounds of Student's interval.
+
+        Randomised blocks: value = column + block + noise, with the same variance in all columns. The bounds are
+        infinite if there is no estimate of the noise.
+        """
+        fit, one, other = _fit(self.values), self.columns.index(first), self.columns.index(second)
+        difference, margin = float(fit.means[one] - fit.means[other]), math.inf
+        if fit.freedom:
+            spread = float((fit.contrasts(one, [other]) ** 2).sum())
+            margin = t_quantile(fit.freedom, confidence) * math.sqrt(spread * fit.squares.sum() / fit.freedom)
+        return difference, difference - margin, difference + margin
 
 
-def residual_deviation(times: Array) -> tuple[float, int] | None:
-    """Return the standard deviation of the noise, without columns and blocks, and its degrees of freedom.
+def residual_deviation(times: Array) -> float | None:
+    """Return the standard deviation of the noise that columns and blocks leave, of logarithms: 0.04 is 4%.
 
-    times: as for `ratios`. The deviation is that of logarithms: 0.04 is 4%. None without degrees of freedom.
+    times: as for `ratios`. None without degrees of freedom.
     """
     fit = _fit(np.log(times))
-    return (math.sqrt(fit.squares.sum() / fit.freedom), fit.freedom) if fit.freedom else None
+    return math.sqrt(fit.squares.sum() / fit.freedom) if fit.freedom else None
 
 
 def residuals(times: Array) -> Array:

@@ -12,7 +12,7 @@ from comparison.methods import method_of
 # Shares from which a cause is worth a sentence.
 THROTTLED = 0.05  # of the training: stopped by a quota
 QUEUED = 0.25  # of a step: ready to run, without a core
-QUEUED_BESIDE_WORKERS = 0.15  # with more workers than cores; else ranks that exchange gradients reach it on a core each
+QUEUED_WITH_WORKERS = 0.15  # with more workers than cores; else ranks that exchange gradients reach it on a core each
 IDLE_THREADS = 0.25  # of the threads, while they compute
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 SAVED = 0.02  # of a step, by the resident loader
@@ -58,7 +58,7 @@ def _queued(case: Case) -> Iterator[Finding]:
         return  # the kernel counts throttled threads as queued
     share, result, cores = case.accounts.queued, case.result, case.row.cores
     threads, workers = result.world_size * result.threads_per_process, result.loader_workers
-    if not share or not share.at_least(QUEUED_BESIDE_WORKERS if workers > cores else QUEUED):
+    if not share or not share.at_least(QUEUED_WITH_WORKERS if workers > cores else QUEUED):
         return
     values = {"n": share.value, "m": share.margin, "threads": threads, "workers": workers, "cores": cores}
     if workers and threads + workers > cores:

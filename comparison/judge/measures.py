@@ -182,10 +182,10 @@ def _fixed_share(result: RunResult) -> float:
 
 def _resolution(asked: Table, comparisons: int) -> Resolution | None:
     times = asked.values[:, np.isfinite(asked.values).any(axis=0)]
-    noise = residual_deviation(times) if times.size else None
-    if noise is None:
+    deviation = residual_deviation(times) if times.size else None
+    if deviation is None:
         return None
-    deviation, (measured, columns) = noise[0], times.shape
+    measured, columns = times.shape
     numbers = sorted({measured, 10})
     shares = [resolution(deviation, blocks, columns, comparisons, asked.confidence) for blocks in numbers]
     found = {blocks: share for blocks, share in zip(numbers, shares, strict=True) if share < math.inf}

@@ -114,29 +114,28 @@ def _without_correction(analysis: Analysis, entry: RowAnalysis) -> RowAnalysis:
 def _remedy(entry: RowAnalysis, cause: Finding, probe: Probe | None) -> Remedy | None:
     """Return the remedy for a cause; None if there is none, or if the cause costs nothing."""
     result, planned, devices = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
-    method, kind, change = method_of(entry.row.configuration.method), cause.kind, ""
-    flags: tuple[str, ...] = ()
+    method, accounts, kind = method_of(entry.row.configuration.method), entry.accounts, cause.kind
     place = cause.values.get("place")
     of_a_rank = isinstance(place, Finding) and place.kind == "of a rank"  # no flag makes a slow rank faster
-    if kind == "straggler" and entry.accounts.straggler:
-        kind = entry.accounts.straggler.phase
-    phase = kind
-    parts = {part.name: part for part in entry.accounts.steps.parts} if entry.accounts.steps else {}
-    predicted = parts.get(kind) if cause.of == "step" else None
-    if kind in ("data", "waiting for data"):
-        phase, predicted = "data", _avoidable_waiting(entry, probe)
-    elif kind == "too many workers" and entry.accounts.queued:
-        phase, predicted = QUEUED, entry.accounts.queued.times(entry.summary.step_milliseconds)
+    if kind == "straggler" and accounts.straggler:
+        kind = accounts.straggler.phase
+    parts = {part.name: part for part in accounts.steps.parts} if accounts.steps else {}
+    phase, predicted = kind, parts.get(kind) if cause.of == "step" else None
+    flags: tuple[str, ...]
     if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
+        phase, predicted = "data", _avoidable_waiting(entry, probe)
         change, flags = "loader resident", ("--loader", "resident", "--num-workers", "0")
-    elif kind == "too many workers" and planned.num_workers > result.world_size:
+    elif kind == "too many workers" and accounts.queued and planned.num_workers > result.world_size:
+        phase, predicted = QUEUED, accounts.queued.times(entry.summary.step_milliseconds)
         change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
     elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
         change, flags = "no exchange", method.without_exchange
     elif kind in COMPUTATION and devices > 1 and not method.staged and not of_a_rank:  # a stage has the whole batch
         batch = round(planned.batch_size * devices)
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
-    if not change or not predicted or predicted.value <= 0:
+    else:
+        return None
+    if not predicted or predicted.value <= 0:
         return None
     return Remedy(entry.row.configuration, entry.label, kind, change, flags, phase, predicted)
 

@@ -60,12 +60,10 @@ class RowAnalysis:
 
     @property
     def name(self) -> str:
-        """The configuration's name."""
         return self.row.configuration.name
 
     @property
     def label(self) -> str:
-        """The row's name for readers."""
         return self.row.label
 
     @property

@@ -75,8 +75,8 @@ def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDE
 
 
 @functools.cache
-def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], confidence: float = CONFIDENCE) -> float:
-    """Return the confidence to use at the last of several looks at the data, so that all together have `confidence`.
+def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...]) -> float:
+    """Return the confidence to use at the last of several looks at the data, so that all looks together have 95%.
 
     blocks: the number of blocks at each look, increasing. spent: the share of the whole time used by each look, up to
     1. It determines how much of the error each look may spend, little at first, after P. C. O'Brien and T. R. Fleming
@@ -85,7 +85,7 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], confidenc
     Royal Statistical Society A 132, 1969).
     """
     normal, errors = statistics.NormalDist(), [0.0]
-    edge = normal.inv_cdf((3 + confidence) / 4)
+    edge = normal.inv_cdf((3 + CONFIDENCE) / 4)
     for share in spent:  # on each side 2 - 2 Φ(edge ÷ √share), which is half of the error at the end
         errors.append(max(errors[-1] + LEAST_ERROR, 4 - 4 * normal.cdf(edge / math.sqrt(min(1.0, share)))))
     nodes, weights = np.polynomial.legendre.leggauss(200)
@@ -115,7 +115,7 @@ def _normal_probability(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast (or, for times, as long): a ratio of geometric means, with its interval if known.
+    """A ratio of geometric means (how many times as fast or, for times, as long), with its interval if known.
 
     disturbed: other programs used the machine meanwhile, so the ratio supports no claim. equal_within: the share by
     which two times may differ and still be equal in practice.

@@ -200,8 +200,9 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     baseline = standing.baseline if standing.baseline is not row else None
     steps, whole, usual = None, None, {}
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
-        for rank in mean_ranks([rank_means(result) for result in baseline.results])[:1]:
-            usual = {name: long.milliseconds / standing.devices for name, long in rank.long.items()}
+        baseline_ranks = mean_ranks([rank_means(result) for result in baseline.results])
+        if baseline_ranks:
+            usual = {name: long.milliseconds / standing.devices for name, long in baseline_ranks[0].long.items()}
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
         whole = None if row.configuration.is_script else account_for_runs(row, baseline, standing.accounts)
     return Accounts(

@@ -95,7 +95,7 @@ def test_all_speed_ups_together_have_a_confidence_of_95_percent():
 def test_the_result_starts_with_the_smallest_detectable_difference(tmp_path):
     report = report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97))))
     noise = analyse(report).resolution
-    assert noise.deviation == pytest.approx(residual_deviation(block_times(report.rows))[0])
+    assert noise.deviation == pytest.approx(residual_deviation(block_times(report.rows)))
     assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
     first_line = markdown_of(analyse(report), tmp_path).partition("## Result\n\n")[2].partition("\n")[0]
     assert f"3 runs detect a difference of {100 * noise.differences[3]:.2g}%" in first_line
