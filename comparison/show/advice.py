@@ -53,7 +53,9 @@ def in_short(analysis: Analysis) -> list[str]:
     for decision, sentences in zip(analysis.decisions, paragraphs, strict=True):
         words, slower = sentences[0], _proved_slower(decision) if decision.kind == "use" else None
         if slower:
-            words = say("“{row}”, {fast}.", row=decision.best.label, fast=_faster_than(decision, slower))
+            words = say(
+                "“{row}”, {fast}.", row=decision.best.label, fast=as_fast(decision.ratios[slower.name], slower.label)
+            )
         lines.append(words)
     return lines
 
@@ -108,11 +110,8 @@ def _use(analysis, decision):
     if not other:
         words = say("use “{row}”: {time}.", row=best.label, time=time)
         return words if decision.tied else join(" ", [words, say("All other rows are excluded.")])
-    return say("use “{row}”, {fast}: {time}.", row=best.label, fast=_faster_than(decision, other), time=time)
-
-
-def _faster_than(decision, other):
-    return as_fast(decision.ratios[other.name], other.label)
+    fast = as_fast(decision.ratios[other.name], other.label)
+    return say("use “{row}”, {fast}: {time}.", row=best.label, fast=fast, time=time)
 
 
 def _fastest(analysis, decision):

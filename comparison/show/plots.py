@@ -280,8 +280,7 @@ def draw_timelines(analysis: Analysis):
     for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
         legend = {**draw_timeline(axis, spans), **legend}
         axis.set_title(render(label), loc="left")
-    note = say("milliseconds; two traced steps, which take a little longer than timed ones")
-    axes[-1].set_xlabel(render(note))
+    axes[-1].set_xlabel(render(say("milliseconds; two traced steps, which take a little longer than timed ones")))
     figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
     return finish(figure, analysis, waiting_finding(timelines))
 

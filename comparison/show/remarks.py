@@ -90,9 +90,13 @@ def tell_warnings(analysis: Analysis) -> list[str]:
 def bandwidths(report: Report) -> list[str]:
     """Return how fast all GPUs together exchange the gradients of each model, as measured by the probe."""
     gpus = len(report.environment["gpus"])
-    links = [link for link in report.probe.models if link.link_gbps] if report.probe and gpus else []
-    values = [{"bytes": link.gradient_bytes, "model": link.model, "speed": link.link_gbps} for link in links]
-    return [sentence("bandwidth", n=gpus, **own) for own in values]
+    if not report.probe or not gpus:
+        return []
+    links = [link for link in report.probe.models if link.link_gbps]
+    return [
+        sentence("bandwidth", n=gpus, bytes=link.gradient_bytes, model=link.model, speed=link.link_gbps)
+        for link in links
+    ]
 
 
 def faults(analysis: Analysis) -> list[str]:

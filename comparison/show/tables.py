@@ -95,6 +95,16 @@ def main_rows(analysis: Analysis) -> Rows:
     for entry in analysis.rows:
         row, numbers, memory = entry.row, entry.summary, entry.summary.memory
         check = report.equivalence.get(entry.name)
+        if scripts:
+            times = {
+                "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):#.3g}" if row.results else None,
+                "Samples per step": row.results[0].global_batch_size if row.results else None,
+            }
+        else:
+            times = {
+                "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
+                "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else None,
+            }
         yield {
             "Method": named(row.configuration.label),
             **{SWEEPS[name]: row.configuration.values.get(name) for name in report.swept},
@@ -103,7 +113,7 @@ def main_rows(analysis: Analysis) -> Rows:
             "Devices": len(row.results[0].devices) if row.results else None,
             "Accuracy (%)": accuracy(numbers.accuracies),
             **({} if target is None else {say("Training to {n:g}% (s)", n=target): _time_to_target(entry)}),
-            **(_script_times(entry) if scripts else _epoch_times(entry)),
+            **times,
             "Runs": numbers.runs,
             "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
@@ -116,22 +126,6 @@ def main_rows(analysis: Analysis) -> Rows:
             **({"max |Δ parameter|": cell(check and check.difference, ".1e")} if report.equivalence else {}),
             "Result": entry.result,
         }
-
-
-def _epoch_times(entry):
-    numbers, results = entry.summary, entry.row.results
-    return {
-        "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
-        "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if results else None,
-    }
-
-
-def _script_times(entry):
-    results = entry.row.results
-    return {
-        "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):#.3g}" if results else None,
-        "Samples per step": results[0].global_batch_size if results else None,
-    }
 
 
 main_table = table(main_rows)

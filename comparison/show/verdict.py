@@ -62,8 +62,8 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 
 
 def details(analysis: Analysis) -> list[str]:
-    """Return the limits of the projection, if one was requested."""
-    return list(map(tell, analysis.projection.stops if analysis.report.settings["project"] else ()))
+    """Return the limits of the projection."""
+    return list(map(tell, analysis.projection.stops))
 
 
 def _projected(analysis):
@@ -289,10 +289,7 @@ def tell_proof(proof: Proof) -> str:
     found = say("not measured undisturbed")
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
-        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=_shifted_parts(proof))
+        shifted = [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved]
+        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=join(", ", shifted))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)
-
-
-def _shifted_parts(proof):
-    return join(", ", [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved])

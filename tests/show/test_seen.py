@@ -187,13 +187,6 @@ def test_the_table_of_epochs(tables):
     assert next(rows, None) is None
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_the_first_epoch_is_the_warm_up_unless_it_is_the_only_one(length):
-    result = RESULTS["ddp"][0]
-    cut = replace(result, epochs=result.epochs[:length])
-    assert [epoch.epoch for epoch in cut.timed_epochs] == {1: [1], 2: [2], 3: [2, 3]}[length]
-
-
 def test_the_table_of_memory(tables):
     rows = by_name(tables["Memory of a device"][0])
     assert [*rows] == [*RESULTS]
@@ -242,22 +235,16 @@ def test_the_accounts_add_up_to_the_difference_from_ideal_scaling_and_from_the_b
             assert differences[0] == pytest.approx(sum(differences[1:]), abs=0.05)
 
 
-def test_the_table_of_what_was_held_equal(tables):
+def test_the_tables_of_what_was_held_equal_and_of_settings_and_machine(tables):
     rows = by_name(tables["What was held equal"][0])
     for name, results in RESULTS.items():
         assert rows[name]["Threads per device"] == str(results[0].threads_per_process)
         assert rows[name]["Steps per epoch"] == str(STEPS) and rows[name]["Global batch"] == "100"
-
-
-def test_the_tables_of_settings_and_machine(tables):
-    found = [
-        {row[heading]: row["value" if heading == "setting" else "found"] for row in tables[title][0]}
-        for title, heading in (("Settings", "setting"), ("Machine", "what"))
-    ]
-    settings = "dataset synthetic-mnist|batch size 100|epochs 3|scaling strong|repeats 3|seed 42|baseline single"
-    machine = "python 3.11.7|torch 2.11.0|system Linux x86_64|cpu a CPU|cores 4"
-    assert found[0] == dict(text.rsplit(" ", 1) for text in f"{settings}|loader workers".split("|"))
-    assert found[1] == dict(text.split(" ", 1) for text in machine.split("|"))
+    settings = ["dataset synthetic-mnist", "batch size 100", "epochs 3", "scaling strong", "repeats 3", "seed 42"]
+    settings += ["baseline single", "loader workers"]
+    assert [f"{row['setting']} {row['value']}" for row in tables["Settings"][0]] == settings
+    machine = ["python 3.11.7", "torch 2.11.0", "system Linux x86_64", "cpu a CPU", "cores 4"]
+    assert [f"{row['what']} {row['found']}" for row in tables["Machine"][0]] == machine
 
 
 def test_rows_are_compared_by_images_per_second_if_their_epochs_differ_in_size(tmp_path):
@@ -393,11 +380,9 @@ def test_the_answers_times_and_phases_of_the_page(page):
         every = sorted(
             (epoch.train_seconds, run.block, epoch.epoch) for run in RUNS[name] for epoch in run.result.epochs[1:]
         )
-        told = [f"{block} {number} {seconds:.3f}" for seconds, block, number in every]
-        assert [dot["data-at"] for dot in drawn[:-1]] == told
-        assert percents(drawn) == pytest.approx(
-            [100 * one / most for one in (*(seconds for seconds, *_ in every), SECONDS[name])], abs=0.01
-        )
+        assert [dot["data-at"] for dot in drawn[:-1]] == [f"{block} {epoch} {time:.3f}" for time, block, epoch in every]
+        times = [*(time for time, *_ in every), SECONDS[name]]
+        assert percents(drawn) == pytest.approx([100 * time / most for time in times], abs=0.01)
     ((heading, *rows),) = page["phases"]
     names = [text for text, _ in heading][1:]
     longest = max(phase(name, part) for name in MEASURED for part in names)
@@ -439,9 +424,8 @@ def test_curves_show_the_mean_accuracy_over_epochs_and_seconds(drawn):
         for line in axis.get_lines():
             name = line.get_label().lower()
             epochs = [*zip(*(result.epochs for result in RESULTS[name]), strict=True)]
-            assert line.get_ydata() == pytest.approx(
-                [100 * fmean(one.test_accuracy for one in same) for same in epochs]
-            )
+            means = [100 * fmean(one.test_accuracy for one in same) for same in epochs]
+            assert line.get_ydata() == pytest.approx(means)
             seconds = [fmean(one.train_seconds for one in same) for same in epochs]
             summed = [sum(seconds[: number + 1]) for number in range(3)]
             assert line.get_xdata() == pytest.approx(summed if axis is over_time else [1, 2, 3])
@@ -535,10 +519,9 @@ def test_the_figure_and_the_table_of_a_sweep(tmp_path):
         data, steps = [one[0].phases.data for one in epochs], [sum(one[0].phases.known.values()) for one in epochs]
         waiting = [1000 * mean * part / step for mean, part, step in zip(means, data, steps, strict=True)]
         assert [bar.get_height() for bar in axis.patches[:3]] == pytest.approx(waiting)
-        rest = [end for bar in axis.patches[3:] for end in (bar.get_y(), bar.get_y() + bar.get_height())]
-        assert rest == pytest.approx(
-            [end for some in zip(waiting, means, strict=True) for end in (some[0], 1000 * some[1])]
-        )
+        rest = axis.patches[3:]
+        assert [bar.get_y() for bar in rest] == pytest.approx(waiting)
+        assert [bar.get_y() + bar.get_height() for bar in rest] == pytest.approx([1000 * mean for mean in means])
         whiskers = [end for segment in axis.collections[0].get_segments() for end in segment[:, 1]]
         ends = [1000 * end([one.train_seconds for one in some]) for some in epochs for end in (min, max)]
         assert whiskers == pytest.approx(ends)
