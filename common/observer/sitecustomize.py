@@ -1,9 +1,9 @@
-"""Observes a training script from inside, without a change to it: with the standard library and the script's own torch.
+"""Observes an unchanged training script from inside, with only the standard library and the script's own torch.
 
-Python imports this file as it starts where PYTHONPATH names this directory (docs.python.org/3/library/site.html). As
-soon as the script has imported torch, torch's own hooks, and wrappers around the few calls that every training makes,
-note when data, forward, backward, exchange and update begin and end. Each rank keeps its steps in slices, writes one
-line of JSON for each, and between two of them waits for its turn, in a read.
+Python imports this file at its start if PYTHONPATH names its directory (docs.python.org/3/library/site.html). Once the
+script has imported torch, torch's own hooks and wrappers around a few calls that every training makes record when data,
+forward, backward, exchange and update begin and end. Each rank records its steps in slices, writes one line of JSON per
+slice, and then blocks in a read until its next turn.
 """
 
 import importlib.abc
@@ -16,16 +16,16 @@ from training_changes import RANK, Change
 from training_observer import Observer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for what is observed
-CHANGE = "PARALLEL_TRAINING_CHANGE"  # and, as JSON, what is to be otherwise: see training_changes
+OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for the records
+CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: the arguments of Change, as JSON
 
 
 def install(torch, directory):
-    """Put the observer into torch."""
+    """Install the observer in torch."""
     from torch.optim import optimizer
     from torch.utils.data import dataloader
 
-    change = Change(torch, directory, **wanted_change())
+    change = Change(torch, directory, **requested_change())
     observer = Observer(torch, directory, change)
     loader, iterator, module = dataloader.DataLoader, dataloader._BaseDataLoaderIter, torch.nn.Module
     fetch, start, train = iterator.__next__, loader.__iter__, module.train
@@ -45,30 +45,29 @@ def install(torch, directory):
     optimizer.register_optimizer_step_post_hook(observer.after_update)
 
 
-def wanted_change():
-    """Return what is to be otherwise, by the arguments of Change."""
+def requested_change():
     return json.loads(os.environ.get(CHANGE, "{}"))
 
 
 def hide_ranks(ranks):
-    """Let a script believe that it is alone, as torchrun told its rank to nobody but us, with a GPU of its own."""
+    """Hide torchrun's variables, so that the script trains as if alone, on a GPU of its own."""
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
             del os.environ[name]
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
-    if len(seen) > RANK:
-        os.environ["CUDA_VISIBLE_DEVICES"] = seen[RANK]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(ranks)))).split(",")
+    if len(visible) > RANK:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[RANK]
 
 
 class TorchFinder(importlib.abc.MetaPathFinder):
-    """Lets torch be imported as it is, and then installs the observer."""
+    """Imports torch as usual, and then installs the observer."""
 
     def find_spec(self, name, path, target=None):
         if name != "torch":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec("torch")
-        sys.meta_path.insert(0, self)  # a library may only have asked whether there is a torch
+        sys.meta_path.insert(0, self)  # a library may only check whether torch exists, and import it later
         if spec is not None:
             run = spec.loader.exec_module
 
@@ -82,7 +81,7 @@ class TorchFinder(importlib.abc.MetaPathFinder):
 
 
 def run_own_sitecustomize():
-    """Import the sitecustomize that this file stands in front of, if there is one."""
+    """Import the user's own sitecustomize, which this file hides."""
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != HERE]
     this = sys.modules.pop("sitecustomize", None)
     try:
@@ -94,7 +93,7 @@ def run_own_sitecustomize():
 
 
 if os.environ.get(OBSERVE):
-    if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := wanted_change().get("ranks")):
+    if "TORCHELASTIC_RUN_ID" in os.environ and (ranks := requested_change().get("ranks")):
         hide_ranks(ranks)
     sys.meta_path.insert(0, TorchFinder())
 run_own_sitecustomize()

@@ -1,16 +1,18 @@
-"""What is to be otherwise in a training script than it is written: the rows beside it that answer what may help."""
+"""Changes to a training script that may make it faster: the rows of a comparison beside the unchanged script."""
 
 import functools
 import inspect
 import os
 
-BUCKET = 25 * 2**20  # bytes that are exchanged at once, as by DistributedDataParallel
+BUCKET = 25 * 2**20  # bytes per all-reduce, as in DistributedDataParallel
 RANK = int(os.environ.get("RANK", 0))
 
 
 class Change:
-    """workers: of each loader. ranks: how many share every batch, and average their gradients, through a file in
-    `directory`. bf16: whether the networks run under autocast. channels_last: the memory format of their images.
+    """The changes to make.
+
+    workers: of each loader. ranks: number of processes that share each batch and average their gradients; they meet in
+    a file in `directory`. bf16: run the networks under autocast. channels_last: memory format of networks.
     """
 
     def __init__(self, torch, directory, workers=None, ranks=0, bf16=False, channels_last=False):
@@ -25,18 +27,18 @@ class Change:
         @functools.wraps(init)
         def changed(*given, **named):
             bound = signature.bind(*given, **named)
-            typed = bound.arguments
-            if self.workers is not None and not isinstance(typed["dataset"], iterable):  # they would repeat one another
-                typed["num_workers"] = self.workers
-            batch = typed.get("batch_size", 1)
-            if self.ranks and typed.get("batch_sampler") is None and batch is not None:
-                typed["batch_size"] = max(1, batch // self.ranks)
+            arguments = bound.arguments
+            if self.workers is not None and not isinstance(arguments["dataset"], iterable):  # would repeat the data
+                arguments["num_workers"] = self.workers
+            batch = arguments.get("batch_size", 1)
+            if self.ranks and arguments.get("batch_sampler") is None and batch is not None:
+                arguments["batch_size"] = max(1, batch // self.ranks)
             return init(*bound.args, **bound.kwargs)
 
         return changed
 
     def network(self, network, optimizers):
-        """Change a network that the script calls, once its optimizer has made a first step."""
+        """Change a network that the script calls, after its optimizer's first steps."""
         if self.bf16:
             network.forward = self.autocast(network.forward)
         if not self.channels_last:
@@ -48,10 +50,10 @@ class Change:
                     state[name] = value.contiguous(memory_format=self.torch.channels_last)
 
     def autocast(self, forward):
-        """Return forward() in bfloat16, with what it returns as float32, as Accelerate does."""
+        """Return forward() in bfloat16, with float32 results, as Accelerate does."""
         from torch.utils import _pytree
 
-        def single(value):
+        def as_float32(value):
             return value.float() if getattr(value, "dtype", None) is self.torch.bfloat16 else value
 
         @functools.wraps(forward)
@@ -60,12 +62,12 @@ class Change:
             kind = tensors[0].device.type if tensors else "cpu"
             with self.torch.autocast(kind, self.torch.bfloat16):
                 result = forward(*given, **named)
-            return _pytree.tree_map(single, result)
+            return _pytree.tree_map(as_float32, result)
 
         return call
 
     def exchange(self, optimizer):
-        """Let an update use the mean of all ranks' gradients; return whether there are several."""
+        """Replace the gradients by their mean over all ranks; return whether there are several ranks."""
         if not self.ranks:
             return False
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -1,12 +1,13 @@
-"""What a training script does, step by step, as torch's own hooks tell it.
+"""Records what a training script does in each step, through torch's own hooks.
 
-A step ends where the first optimizer that stepped does so again. What a script does between model.eval() and
-model.train(), or with gradients off, is evaluation, and in no step. Samples are counted from the batches of a
-DataLoader, or, where none is used, from the first argument of the network.
+A step ends when the optimizer that stepped first steps again. Whatever happens between model.eval() and model.train(),
+or without gradients, is evaluation and belongs to no step. Samples are counted in the batches of a DataLoader, or in
+the network's first argument if there is none.
 """
 
 import atexit
 import gc
+import glob
 import json
 import os
 import platform
@@ -16,59 +17,60 @@ import weakref
 
 TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with the FIFOs of common.machine.turns
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
-RING = 500  # steps of a slice that are kept one by one, the last ones
-LOOKS = 3  # steps after which it is known which networks a script calls, and which gradient comes last
+RING = 500  # last steps of a slice that are kept individually
+LOOKS = 3  # steps until the networks that the script calls, and the last gradient, are known
 
 
-def number_of(batch):
-    """Return how many samples a batch has: the length of the first tensor in it."""
+def sample_count(batch):
+    """Return the length of the first tensor in a batch."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
     if isinstance(batch, str):
         return 0
     parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((number for number in map(number_of, parts) if number), 0)
+    return next((count for count in map(sample_count, parts) if count), 0)
 
 
 def opaque(function):
-    """Keep torch.compile() from tracing a function that a compiled one calls; read by torch._dynamo."""
+    """Keep torch.compile() from tracing this function when compiled code calls it."""
     function._torchdynamo_disable = True
     return function
 
 
 def queue_seconds():
-    """By thread, how long it was ready to run and had no core: the second number of Linux's schedstat."""
-    waited = {}
-    try:
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/schedstat") as file:
-                waited[thread] = int(file.read().split()[1]) / 1e9
-    except (OSError, IndexError):  # a thread that has just ended; a kernel without these numbers
-        pass
-    return waited
+    """Return how long each thread has waited for a core: the second number in Linux's schedstat."""
+    queued = {}
+    for name in glob.glob("/proc/self/task/*/schedstat"):
+        try:
+            with open(name) as file:
+                queued[name] = int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):  # the thread has just ended, or the kernel lacks these numbers
+            pass
+    return queued
 
 
 class Observer:
-    """The steps of this process. A mark is (phase, when it ended, samples of its batch); "" is in no phase."""
+    """The steps of this process. A mark is (phase, time of its end, samples); the phase "" belongs to no phase."""
 
     def __init__(self, torch, directory, change):
         self.torch, self.directory, self.change = torch, directory, change
         self.clock, self.device, self.devices = time.perf_counter, None, []
         self.rank, self.world, self.file = 0, 1, ""
-        self.marks, self.ends = [], []  # and by how many marks each step of the slice ended
-        self.recording = self.paused = self.ended_gradients = False
-        self.outer, self.depth = "rest", 0
-        self.evaluated_from = self.fetched_from = None  # places in marks
+        self.marks, self.ends = [], []  # ends: the number of marks at the end of each step in the slice
+        self.recording = self.paused = self.gradients_done = False
+        self.outer_phase, self.backward_depth = "rest", 0  # outer_phase: of the time between the other hooks
+        self.evaluation_start = self.fetch_start = None  # indices into marks
         self.dataset = 0
-        self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch; what it is for
+        self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch, and its use
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
-        self.counted, self.optimizers, self.last_gradient, self.handles = lambda: None, [], None, []
-        self.network, self.first = None, lambda: None  # inside which one it is; that whose samples count
-        self.called, self.hooks = weakref.WeakSet(), []  # what was seen in the first steps; a network with its handles
+        self.optimizers, self.step_optimizer = [], lambda: None  # step_optimizer: its steps are counted
+        self.network_hooks, self.gradient_hooks, self.last_gradient = [], [], None
+        self.current_network, self.sample_network = None, lambda: None  # sample_network: its samples are counted
+        self.called_networks = weakref.WeakSet()
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
-        self.trained = self.steps = self.skipped = self.wanted = self.settled = 0
-        self.alone = 0.0  # seconds for which the loader is timed alone after a slice
+        self.trained = self.to_skip = self.slice_steps = self.settle_after = 0  # numbers of steps
+        self.loader_seconds = 0.0  # how long to time the loader alone after a slice
 
     # ---- marks
 
@@ -76,23 +78,22 @@ class Observer:
         if self.recording and not self.paused:
             self.marks.append((phase, self.clock(), samples))
 
-    def pause(self, place):
-        """Evaluation began at that place of the marks."""
+    def pause(self, start):
+        """Drop the marks of this step from index `start`, where evaluation began, and record no more."""
         if self.recording and not self.paused:
-            del self.marks[max(place, self.ends[-1] if self.ends else 1) :]
+            del self.marks[max(start, self.ends[-1] if self.ends else 1) :]
             self.paused = True
 
-    def go_on(self):
-        """Training goes on."""
+    def unpause(self):
         if self.paused:
             self.paused = False
             self.mark("")
 
-    # ---- what a script does
+    # ---- hooks and wrappers
 
     @opaque
     def start_loader(self, start, loader):
-        self.mark(self.outer)
+        self.mark(self.outer_phase)
         iterator = start(loader)
         self.loaders[iterator] = loader
         self.mark("data")
@@ -104,114 +105,114 @@ class Observer:
             self.drop_unused_batch(iterator)
             self.iterator, self.evaluates, self.trains = weakref.ref(iterator), False, False
         self.evaluates = not self.trains and (self.evaluates or not self.torch.is_grad_enabled())
-        self.mark(self.outer)
+        self.mark(self.outer_phase)
         if self.evaluates:
             self.pause(len(self.marks))
             return fetch(iterator)
-        self.go_on()
-        place = len(self.marks)
+        self.unpause()
+        start = len(self.marks)
         try:
             batch = fetch(iterator)
         except StopIteration:
             self.mark("data")
             raise
-        self.fetched_from = place if self.fetched_from is None else self.fetched_from
-        self.mark("data", number_of(batch))
+        self.fetch_start = start if self.fetch_start is None else self.fetch_start
+        self.mark("data", sample_count(batch))
         return batch
 
     def drop_unused_batch(self, iterator):
-        """Do not count the samples of a batch at which a script only looked, before it began the same data anew."""
+        """Do not count a batch that a script only inspects before it iterates over the same data again."""
         before, self.dataset = self.dataset, id(iterator._dataset)
-        if self.fetched_from is not None and before == self.dataset:
-            fetched = self.marks[self.fetched_from :]
+        if self.fetch_start is not None and before == self.dataset:
+            fetched = self.marks[self.fetch_start :]
             if all(phase != "forward" for phase, *_ in fetched):
-                self.marks[self.fetched_from :] = [(phase, mark, 0) for phase, mark, _ in fetched]
+                self.marks[self.fetch_start :] = [(phase, mark, 0) for phase, mark, _ in fetched]
 
     def before_forward(self, module, given, named):
-        """Of networks in one another only the outermost that is called counts, and nothing that backward recomputes."""
-        if self.depth or self.network is not None or self.torch.compiler.is_compiling():
-            return  # a compiled function is not cut in pieces: the forward pass in it is in the rest
+        """Of nested networks, only the outermost counts. What a backward pass recomputes does not."""
+        if self.backward_depth or self.current_network is not None or self.torch.compiler.is_compiling():
+            return  # compiled code cannot be split: its forward pass counts as "rest"
         if not self.torch.is_grad_enabled():
             if not self.trains:
                 self.evaluates = True
-                self.mark(self.outer)
-                self.pause(len(self.marks) if self.fetched_from is None else self.fetched_from)
+                self.mark(self.outer_phase)
+                self.pause(len(self.marks) if self.fetch_start is None else self.fetch_start)
             return
-        self.network = module
-        if self.hooks:
-            self.called.add(module)
-            self.first = self.first if self.first() is not None else weakref.ref(module)
-        self.go_on()
-        self.mark(self.outer)
+        self.current_network = module
+        if self.network_hooks:
+            self.called_networks.add(module)
+            self.sample_network = self.sample_network if self.sample_network() is not None else weakref.ref(module)
+        self.unpause()
+        self.mark(self.outer_phase)
 
     def after_forward(self, module, given, named, result):
-        if not self.torch.compiler.is_compiling() and module is self.network:
-            self.network = None
-            own = module is self.first()  # samples that one network hands to the next are the same
-            self.mark("forward", number_of([*given, *named.values()]) if own else 0)
+        if not self.torch.compiler.is_compiling() and module is self.current_network:
+            self.current_network = None
+            counts = module is self.sample_network()  # other networks may get the same samples
+            self.mark("forward", sample_count([*given, *named.values()]) if counts else 0)
 
     @opaque
     def backward(self, call, *arguments, **named):
-        if self.depth == 0:
-            self.go_on()
-            self.evaluated_from = self.fetched_from = None
-            self.ended_gradients = self.evaluates = False
+        if self.backward_depth == 0:
+            self.unpause()
+            self.evaluation_start = self.fetch_start = None
+            self.gradients_done = self.evaluates = False
             self.trains = self.iterator() is not None
-            self.mark(self.outer)
-        self.depth += 1
+            self.mark(self.outer_phase)
+        self.backward_depth += 1
         try:
             return call(*arguments, **named)
         finally:
-            self.depth -= 1
-            if self.depth == 0:
-                self.mark("exchange" if self.ended_gradients else "backward")
+            self.backward_depth -= 1
+            if self.backward_depth == 0:
+                self.mark("exchange" if self.gradients_done else "backward")
 
     @opaque
     def gradient(self, parameter):
         self.last_gradient = weakref.ref(parameter)
-        self.ended_gradients = True
-        if self.depth == 1:
+        self.gradients_done = True
+        if self.backward_depth == 1:
             self.mark("backward")
 
     @opaque
     def switch(self, evaluates):
-        """model.eval() or model.train()."""
+        """Handle model.eval() or model.train()."""
         if evaluates:
-            if self.evaluated_from is None and not self.paused:
-                self.mark(self.outer)
-                self.evaluated_from = len(self.marks)
-        elif self.evaluated_from is not None or self.paused:
-            self.pause(self.evaluated_from or 0)
-            self.evaluated_from = None
-            self.go_on()
+            if self.evaluation_start is None and not self.paused:
+                self.mark(self.outer_phase)
+                self.evaluation_start = len(self.marks)
+        elif self.evaluation_start is not None or self.paused:
+            self.pause(self.evaluation_start or 0)
+            self.evaluation_start = None
+            self.unpause()
 
     @opaque
     def before_update(self, optimizer, arguments, named):
-        self.go_on()
-        self.mark(self.outer)
+        self.unpause()
+        self.mark(self.outer_phase)
         if self.change.exchange(optimizer):
             self.mark("exchange")
-        self.outer = "update"
+        self.outer_phase = "update"
 
     @opaque
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
-        self.outer = "rest"
-        if first := self.counted() is None:
-            self.counted = weakref.ref(optimizer)
-            self.find_place(optimizer)
+        self.outer_phase = "rest"
+        if first := self.step_optimizer() is None:
+            self.step_optimizer = weakref.ref(optimizer)
+            self.find_rank(optimizer)
         if not any(optimizer is known() for known in self.optimizers):
             self.optimizers.append(weakref.ref(optimizer))
-            self.look_into(optimizer)
+            self.watch(optimizer)
         if first:
             self.begin()
-        elif optimizer is self.counted():
+        elif optimizer is self.step_optimizer():
             self.end_step()
 
-    # ---- steps and slices
+    # ---- what is trained
 
-    def find_place(self, optimizer):
-        """Find out which rank this is, of how many, and whether on a GPU."""
+    def find_rank(self, optimizer):
+        """Find this process's rank, the number of ranks, and its GPU."""
         distributed = self.torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
@@ -221,12 +222,58 @@ class Observer:
         if first is not None and first.device.type == "cuda":
             self.clock, self.device = self.event, first.device
 
+    def watch(self, optimizer):
+        """Hook the networks that an optimizer trains, and the gradients of its parameters."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        trained = {id(p) for p in parameters}
+        modules = [some for some in gc.get_objects() if issubclass(type(some), self.torch.nn.Module)]
+        modules = [some for some in modules if "_parameters" in vars(some)]  # else __init__() has not run yet
+        owners = [some for some in modules if any(id(p) in trained for p in some.parameters())]
+        if not owners:  # the optimizer has copies of the parameters, as DeepSpeed's ZeRO does
+            owners = [some for some in modules if any(p.requires_grad for p in some.parameters())]
+        compiled = [some for some in owners if some._compiled_call_impl or "_orig_mod" in some._modules]
+        inside = {id(child) for some in compiled for child in some.modules() if child is not some}
+        for network in owners:
+            devices = getattr(network, "device_ids", None) or ()
+            self.devices += [f"cuda:{n}" if isinstance(n, int) else str(n) for n in devices]
+            if id(network) not in inside and not network._compiled_call_impl:
+                before = network.register_forward_pre_hook(self.before_forward, with_kwargs=True)
+                after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
+                self.network_hooks.append((network, before, after))
+        self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
+        self.about["parameters"] += sum(p.numel() for p in parameters)
+        self.about["dtype"] = self.about["dtype"] or str(parameters[0].dtype).replace("torch.", "")
+        self.about["optimizer"] = self.about["optimizer"] or type(optimizer).__name__
+        self.about["optimizers"] += 1
+        self.settle_after = self.trained + LOOKS
+        if self.world > 1:
+            for p in parameters:
+                if p.requires_grad and p.is_leaf:
+                    self.gradient_hooks.append(p.register_post_accumulate_grad_hook(self.gradient))
+
+    def settle(self):
+        """Keep only the hooks of the networks that the script calls and of the last gradient."""
+        optimizers = [some for known in self.optimizers if (some := known()) is not None]
+        for network, *hooks in self.network_hooks:
+            if network in self.called_networks:
+                self.change.network(network, optimizers)
+            else:
+                for hook in hooks:
+                    hook.remove()
+        self.network_hooks = []
+        last = self.last_gradient() if self.last_gradient else None
+        for hook in self.gradient_hooks:
+            hook.remove()
+        self.gradient_hooks = [last.register_post_accumulate_grad_hook(self.gradient)] if last is not None else []
+
+    # ---- steps and slices
+
     def begin(self):
-        """The first step is over: say what this rank is, and warm up."""
+        """After the first step, write the header and start the warm-up slice."""
         self.read_plan()
         if not self.file:
             file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
-            if os.path.exists(file):  # a script that starts several trainings is observed in the first
+            if os.path.exists(file):  # of several trainings in a script, only the first is observed
                 return
             self.file = file
             versions = {"torch": self.torch.__version__, "python": platform.python_version()}
@@ -242,93 +289,45 @@ class Observer:
     def milliseconds(self, before, after):
         return before.elapsed_time(after) if self.device else 1000 * (after - before)
 
-    def look_into(self, optimizer):
-        """Find the networks that an optimizer trains, and the gradients that may come last."""
-        trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        modules = [some for some in gc.get_objects() if issubclass(type(some), self.torch.nn.Module)]
-        modules = [some for some in modules if "_parameters" in vars(some)]  # else it is not made yet
-        owners = [some for some in modules if any(id(p) in trained for p in some.parameters())]
-        if not owners:  # it has copies of its own, as DeepSpeed's ZeRO
-            owners = [some for some in modules if any(p.requires_grad for p in some.parameters())]
-        compiled = [some for some in owners if some._compiled_call_impl or "_orig_mod" in some._modules]
-        inside = {id(child) for some in compiled for child in some.modules() if child is not some}
-        for network in owners:
-            devices = getattr(network, "device_ids", None) or ()
-            self.devices += [f"cuda:{n}" if isinstance(n, int) else str(n) for n in devices]
-            if id(network) not in inside and not network._compiled_call_impl:
-                before = network.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-                after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
-                self.hooks.append((network, before, after))
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self.about = {
-            "parameters": self.about["parameters"] + sum(p.numel() for p in parameters),
-            "dtype": self.about["dtype"] or str(parameters[0].dtype).replace("torch.", ""),
-            "optimizer": self.about["optimizer"] or type(optimizer).__name__,
-            "optimizers": self.about["optimizers"] + 1,
-        }
-        self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        self.settled = self.trained + LOOKS
-        if self.world > 1:
-            for p in parameters:
-                if p.requires_grad and p.is_leaf:
-                    self.handles.append(p.register_post_accumulate_grad_hook(self.gradient))
-
-    def settle(self):
-        """From now on look at the networks alone that the script calls, and at the gradient that comes last."""
-        optimizers = [some for known in self.optimizers if (some := known()) is not None]
-        for network, *handles in self.hooks:
-            if network in self.called:
-                self.change.network(network, optimizers)
-            else:
-                for handle in handles:
-                    handle.remove()
-        self.hooks = []
-        last = self.last_gradient() if self.last_gradient else None
-        for handle in self.handles:
-            handle.remove()
-        self.handles = [last.register_post_accumulate_grad_hook(self.gradient)] if last is not None else []
-
     def begin_slice(self):
         self.synchronize()
-        self.paused, self.recording, self.steps, self.ends = False, True, 0, []
-        self.evaluated_from = self.fetched_from = None
-        self.started, self.computed, self.waited = time.monotonic(), time.process_time(), queue_seconds()
+        self.paused, self.recording, self.ends = False, True, []
+        self.evaluation_start = self.fetch_start = None
+        self.start, self.cpu, self.queued = time.monotonic(), time.process_time(), queue_seconds()
         self.marks = [("", self.clock(), 0)]
 
     def end_step(self):
         if not self.file:
             return
         self.trained += 1
-        if self.trained == self.settled:
+        if self.trained == self.settle_after:
             self.settle()
-        if self.skipped:
-            self.skipped -= 1
-            if not self.skipped:
+        if self.to_skip:
+            self.to_skip -= 1
+            if not self.to_skip:
                 self.begin_slice()
             return
-        self.steps += 1
         self.ends.append(len(self.marks))
-        if self.steps == self.wanted:
+        if len(self.ends) == self.slice_steps:
             self.end_slice()
             self.wait()
 
     def end_slice(self):
-        """Write down what the steps of a slice took."""
         self.synchronize()
         self.recording = False
-        cpu, waited = time.process_time() - self.computed, queue_seconds()
-        series, samples, place, before = [], {"data": 0, "forward": 0}, 1, self.marks[0][1]
+        cpu, queued = time.process_time() - self.cpu, queue_seconds()
+        series, samples, start, before = [], {"data": 0, "forward": 0}, 1, self.marks[0][1]
         for end in self.ends:
             step = dict.fromkeys(PHASES, 0.0)
-            for phase, mark, number in self.marks[place:end]:
+            for phase, mark, count in self.marks[start:end]:
                 if phase:
                     step[phase] += self.milliseconds(before, mark)
-                if number:
-                    samples[phase] += number
+                if count:
+                    samples[phase] += count
                 before = mark
-            place = end
+            start = end
             series.append([step[phase] for phase in PHASES])
-        totals = {phase: sum(step[place] for step in series) for place, phase in enumerate(PHASES)}
+        totals = {phase: sum(step[column] for step in series) for column, phase in enumerate(PHASES)}
         record = {
             "steps": len(series),
             "seconds": sum(totals.values()) / 1000,
@@ -336,8 +335,8 @@ class Observer:
             "phases": totals,
             "series": series[-RING:],
             "cpu_seconds": cpu,
-            "queue_seconds": sum(s - self.waited.get(thread, 0.0) for thread, s in waited.items()) if waited else None,
-            "start": self.started,
+            "queue_seconds": sum(s - self.queued.get(thread, 0.0) for thread, s in queued.items()) if queued else None,
+            "start": self.start,
             **self.describe(),
             "loader": self.loader_milliseconds(),
         }
@@ -345,15 +344,15 @@ class Observer:
         self.marks, self.ends = [], []
 
     def describe(self):
-        """What this rank trains, with what."""
-        cuda = [device for device in self.devices if device.startswith("cuda")]
+        """Return what this rank trains, and on which devices."""
         peaks, reserved, gpus = [], [], []
-        for device in cuda:
-            peaks.append(self.torch.cuda.max_memory_allocated(device))
-            reserved.append(self.torch.cuda.max_memory_reserved(device))
-            about = self.torch.cuda.get_device_properties(device)
-            kind = "MIG" if " MIG " in about.name else "GPU"
-            gpus.append(f"{kind}-{getattr(about, 'uuid', '')}")  # as nvidia-smi -L prints it
+        for device in self.devices:
+            if device.startswith("cuda"):
+                peaks.append(self.torch.cuda.max_memory_allocated(device))
+                reserved.append(self.torch.cuda.max_memory_reserved(device))
+                about = self.torch.cuda.get_device_properties(device)
+                kind = "MIG" if " MIG " in about.name else "GPU"
+                gpus.append(f"{kind}-{getattr(about, 'uuid', '')}")  # as nvidia-smi -L prints it
         return {
             **self.about,
             "threads": self.torch.get_num_threads(),
@@ -365,41 +364,42 @@ class Observer:
         }
 
     def wait(self):
-        """Wait for the next turn; it says how many steps the next slice has."""
+        """Wait for the next turn and read its plan."""
         turns = os.environ[TURNS]
-        with open(os.path.join(turns, "idle"), "wb", buffering=0) as told:
-            told.write(b"\0")
-        with open(os.path.join(turns, "start"), "rb", buffering=0) as given:
-            given.read(1)
+        with open(os.path.join(turns, "idle"), "wb", buffering=0) as idle:
+            idle.write(b"\0")
+        with open(os.path.join(turns, "start"), "rb", buffering=0) as start:
+            start.read(1)
         self.read_plan()
         workers, each = self.workers()
-        self.skipped = workers * each + 1  # the batches that workers loaded meanwhile; caches that others have used
+        self.to_skip = workers * each + 1  # batches that workers loaded meanwhile, and a step with cold caches
 
     def read_plan(self):
         with open(os.path.join(self.directory, "plan.json")) as file:
             plan = json.load(file)
-        self.wanted, self.alone = plan["steps"], plan["alone"]
+        self.slice_steps, self.loader_seconds = plan["steps"], plan["alone"]
 
     def loader_milliseconds(self):
-        """Per batch, if the plan asks for it, of the loader that the script used last, with nothing beside it."""
-        iterator = self.iterator() if self.alone else None
+        """Return the milliseconds per batch of the latest loader alone, if the plan asks for it."""
+        iterator = self.iterator() if self.loader_seconds else None
         if iterator is None or iterator not in self.loaders:
             return None
-        loader, (workers, each), more = self.loaders[iterator], self.workers(), True
-        started, fetched = time.perf_counter(), -1 - workers * each  # workers start, and fill their queues
-        while more:
-            more = False
+        loader, (workers, each) = self.loaders[iterator], self.workers()
+        start, fetched = time.perf_counter(), -1 - workers * each  # workers start, and fill their queues
+        while True:
+            before = fetched
             for _ in loader:
-                fetched, more = fetched + 1, True
-                seconds = time.perf_counter() - started
+                fetched += 1
+                seconds = time.perf_counter() - start
                 if fetched == 0:
-                    started = time.perf_counter()
-                elif fetched > 0 and seconds >= self.alone:
+                    start = time.perf_counter()
+                elif fetched > 0 and seconds >= self.loader_seconds:
                     return 1000 * seconds / fetched
-        return None
+            if fetched == before:  # the loader is exhausted
+                return None
 
     def workers(self):
-        """How many workers load for this rank, and how many batches each may have ready."""
+        """Return how many workers load for this rank, and how many batches each prefetches."""
         iterator = self.iterator()
         workers = getattr(iterator, "_num_workers", 0)
         return workers, workers and getattr(iterator, "_prefetch_factor", 0)
@@ -413,15 +413,15 @@ class Observer:
             file.write(json.dumps(record) + "\n")
 
     def end(self):
-        """The script ends: keep the steps of a slice that is not whole."""
-        if self.recording and self.ends and not self.skipped:
+        """At the end of the script, write the steps of an incomplete slice."""
+        if self.recording and self.ends:
             self.end_slice()
 
 
 def peak_bytes():
-    """Return the most that this process had in memory; only Unix tells."""
+    """Return the peak memory of this process; 0 where it is unknown."""
     try:
-        import resource
+        import resource  # Unix only
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     except ImportError:

@@ -1,4 +1,4 @@
-"""The observer on a GPU that is pretended: events make the phases, and nothing waits for the GPU inside a slice."""
+"""The observer on a pretended GPU: events separate the phases, and nothing waits for the GPU inside a slice."""
 
 import importlib.util
 import json
@@ -11,7 +11,7 @@ from tests.fixtures import PROJECT
 
 
 class Gpu:
-    """Work takes its time later than it is launched: an event knows when only after a synchronisation."""
+    """Runs work after its launch. Events know their time only after a synchronization."""
 
     def __init__(self):
         self.clock, self.synchronized, self.log = 0.0, 0.0, []
@@ -41,14 +41,20 @@ def gpu():
     return Gpu()
 
 
-@pytest.fixture
-def observer(gpu, tmp_path):
-    """The observer of a script that trains on it, in slices of three steps; only a script's own Python imports it."""
+@pytest.fixture(scope="module")
+def training_observer():
+    """The observer's module, which is on no test's path: only the Python of an observed script imports it."""
     file = PROJECT / "common" / "observer" / "training_observer.py"
     spec = importlib.util.spec_from_file_location("training_observer", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    pretended = SimpleNamespace(
+    return module
+
+
+@pytest.fixture
+def observer(gpu, training_observer, tmp_path):
+    """The observer of a script that trains on the pretended GPU, in slices of three steps."""
+    torch_on_gpu = SimpleNamespace(
         cuda=SimpleNamespace(
             Event=lambda enable_timing: Event(gpu),
             synchronize=gpu.synchronize,
@@ -66,18 +72,18 @@ def observer(gpu, tmp_path):
     )
     (tmp_path / "plan.json").write_text(json.dumps({"steps": 3, "alone": 0.0}))
     change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
-    observer = module.Observer(pretended, str(tmp_path), change)
-    observer.wait = lambda: setattr(observer, "wanted", 0)
+    observer = training_observer.Observer(torch_on_gpu, str(tmp_path), change)
+    observer.wait = lambda: setattr(observer, "slice_steps", 0)
     return observer
 
 
-def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(gpu, observer, tmp_path):
+def test_phases_are_timed_by_events_and_a_slice_synchronizes_only_at_its_ends(gpu, observer, tmp_path):
     network, images = torch.nn.Identity(), SimpleNamespace(shape=(8, 3))
     parameter = SimpleNamespace(device=torch.device("cuda:0"), numel=lambda: 3, dtype=torch.float32)
     optimizer = type("SGD", (), {"param_groups": [{"params": [parameter]}]})()
-    observer.hooks = [(network,)]  # as if it had been found, with no handles
+    observer.network_hooks = [(network,)]  # as if found by watch(), without handles
     for number in range(4):
-        assert len(gpu.log) == bool(number)  # as the first slice began
+        assert len(gpu.log) == bool(number)  # at the start of the slice
         observer.before_forward(network, (images,), {})
         gpu.work(20)
         observer.after_forward(network, (images,), {}, None)
@@ -95,3 +101,10 @@ def test_phases_are_of_events_and_a_slice_waits_for_the_gpu_at_its_ends_alone(gp
     assert record["seconds"] == pytest.approx(0.198) and len(record["series"]) == 3
     assert (record["peaks"], record["reserved"], record["devices"]) == ([5], [7], ["cuda:0"])
     assert record["gpu_uuids"] == ["GPU-one"]
+
+
+def test_a_thread_that_ends_does_not_hide_the_waiting_of_others(training_observer, monkeypatch, tmp_path):
+    (tmp_path / "schedstat").write_text("5000000000 2000000000 7")
+    files = [str(tmp_path / "ended"), str(tmp_path / "schedstat")]
+    monkeypatch.setattr(training_observer.glob, "glob", lambda pattern: files)
+    assert training_observer.queue_seconds() == {files[1]: 2.0}
