@@ -1,4 +1,4 @@
-"""Download or generate a data set ahead of time; the training scripts do the same when they need it.
+"""Download or generate a data set ahead of time. The training scripts do the same when they need it.
 
 python -m common.programs.fetch --dataset mnist --data-root ./data
 """

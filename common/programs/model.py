@@ -1,8 +1,8 @@
-"""Does a network of your own fit the data set, and can it be cut in two? Found out in seconds, before anything trains.
+"""Check whether your own network fits the data set, and whether it can be cut into stages, before training.
 
     python -m common.programs.model --model my_net.py:build --dataset mnist
 
-prints a line for each network; --json prints their numbers.
+Prints a line for each network; --json prints their numbers.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""How far apart the weights of two runs are.
+"""Compare the weights of two runs.
 
     python -m common.programs.weights reference.pth other.pth
 
-prints, as JSON, the largest absolute difference of any parameter (not of BatchNorm's running statistics), or why they
-cannot be compared. More pairs of files may follow; the answers are in their order.
+Prints, as JSON, the largest absolute difference of any parameter (without BatchNorm's running statistics), or why they
+cannot be compared. More pairs of files may follow.
 """
 
 import json
@@ -32,7 +32,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def difference(reference: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Return max |Δ| over all parameters of two state_dicts, or NaN; SuiteError (FAILED) if they do not match."""
+    """Return max |Δ| over all parameters of two state_dicts, or NaN. Raises SuiteError (FAILED) if names differ."""
     shapes, others = ({name: tuple(value.shape) for name, value in state.items()} for state in (reference, other))
     for name in {**shapes, **others}:
         if shapes.get(name) != others.get(name):

@@ -1,1 +1,1 @@
-"""Which rows a comparison has."""
+"""The rows of a comparison and their commands."""
