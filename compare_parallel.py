@@ -192,7 +192,7 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
         if arguments.resume:
             report = continued(report, directory / "results.json")
         else:
-            keep_earlier(directory)
+            keep_earlier(directory, arguments.keep)
         measure(report, shared_flags, directory, arguments.resume, arguments.lang, arguments.verbose)
         return present(directory, arguments.lang, arguments.verbose)
 
@@ -206,7 +206,7 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
         show(analysis, directory, arguments.lang, arguments.verbose)  # without the lock, which a comparison may hold
         return analysis.report
     with only_writer(directory):
-        keep_earlier(directory)
+        keep_earlier(directory, arguments.keep)
         write_text(read_text(source), directory / "results.json")  # an exact copy
         for kind in (PROOF, TIPS):
             if read_beside(source.parent, kind):

@@ -26,7 +26,7 @@ from comparison.words import LANGUAGES
 SLICE, WARM_UP = 1.0, 10  # of a --script: seconds per turn, untimed first steps
 WITH_SCRIPTS = {  # flags allowed with --script without --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
+    *("output_dir", "keep", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
 }
 BUDGET = 300.0  # seconds, the default --budget without --repeats
 
@@ -193,6 +193,7 @@ FLAGS = {
     "link_gbps": Flag("Gbit/s between devices, for --project (measured)", (positive_float, "G")),
     "link_ms": Flag("milliseconds of extra latency between devices, for --project (0)", MS),
     "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
+    "keep": _shown("how many earlier results to keep there, in earlier-DATE (all)", N),
     "lang": _shown("language of the output: en | zh, Chinese (%(default)s)", LANG, "en"),
     "verbose": Flag("print more than one screen of the report at the end", default=False, kept=False, shows=True),
     "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),

@@ -5,6 +5,7 @@ import csv
 import io
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -32,13 +33,15 @@ NUMBERS = (  # attributes of a Summary in results.csv
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
+DATED = r"earlier-\d{4}-\d\d-\d\d-\d{6}\+*"  # names of the subdirectories of keep_earlier()
 PROOF, TIPS = "proof", "tips"  # subdirectories with further comparisons: of causes, and of options
 
 
-def keep_earlier(directory: Path) -> None:
+def keep_earlier(directory: Path, limit: int | None = None) -> None:
     """Move files that a new comparison would overwrite into a dated subdirectory, and print what was moved.
 
     Runs, traces, proof and tips are moved too, if there is a results.json. A results.json without outcomes is deleted.
+    limit: how many dated subdirectories to keep; older ones are deleted. None: all.
     """
     results = directory / "results.json"
     with contextlib.suppress(SuiteError):
@@ -56,6 +59,9 @@ def keep_earlier(directory: Path) -> None:
     for file in earlier:
         file.rename(place / file.name)
     print(f"What lay in {directory} is kept in {place}: {', '.join(file.name for file in earlier)}", flush=True)
+    for old in sorted(path for path in directory.iterdir() if re.fullmatch(DATED, path.name))[: -limit if limit else 0]:
+        shutil.rmtree(old)
+        print(f"Deleted {old} (--keep {limit})", flush=True)
 
 
 def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> Report:

@@ -254,6 +254,10 @@ def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, started, tmp_p
         assert f"is kept in {tmp_path / dated}: results.json, report.html, report.md, " in capsys.readouterr().out
         assert (tmp_path / "mine.png").exists() and (tmp_path / "half-a-download.part").exists()
     assert (tmp_path / "earlier-2026-01-02-030405" / "runs" / "single-1.log").read_text() == "mine"
+    (tmp_path / "earlier-mine").mkdir()
+    started(run, "--output-dir", tmp_path, "--keep", "2")
+    names = sorted(path.name for path in tmp_path.glob("earlier-*"))
+    assert names[0] == "earlier-2026-01-02-030405+" and names[1] > names[0] and names[2:] == ["earlier-mine"]
 
 
 def test_what_is_not_this_programs_is_kept_too_and_nothing_of_a_comparison_without_outcome(planned, started, tmp_path):
