@@ -1,4 +1,4 @@
-"""A network by its name: one of ours, torchvision's, or a reader's own; as named blocks, so that it can be cut."""
+"""Build a network by name: built-in, from torchvision, or from the user's file. Named blocks allow cutting it."""
 
 import contextlib
 import copy
@@ -19,19 +19,19 @@ from common.models.networks import BUILDERS
 from common.models.sharded import whole
 from common.settings.config import RunConfig
 
-WHOLE = "network"  # the only block of a network that cannot be cut
+WHOLE = "network"  # name of the only block of a network that cannot be cut
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Network(nn.Sequential):
-    """Named blocks in a row, computed in `precision`: fp32 or tf32, fp64, or by autocast bf16 or fp16.
+    """A sequence of named blocks, computed in `precision`: fp32, tf32, fp64, or bf16 or fp16 by autocast.
 
-    The autocast is in here, and not around the call, because nn.DataParallel calls the network in threads of its own.
+    forward() enters autocast, because autocast around the call would not reach the threads of nn.DataParallel.
     """
 
     precision = "fp32"
-    scaler: torch.amp.GradScaler = torch.amp.GradScaler("cpu", enabled=False)  # keeps fp16's gradients from becoming 0
-    recompute = False  # whether the backward pass computes each block's activations again, which are not kept
+    scaler: torch.amp.GradScaler = torch.amp.GradScaler("cpu", enabled=False)  # for fp16, whose gradients underflow
+    recompute = False  # activation checkpointing of every block
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.precision not in AUTOCAST:
@@ -45,37 +45,37 @@ class Network(nn.Sequential):
         from torch.utils.checkpoint import checkpoint
 
         for block in self:
-            contexts = functools.partial(_contexts, block)
+            contexts = functools.partial(_checkpoint_contexts, block)
             features = checkpoint(block, features, use_reentrant=False, context_fn=contexts)
         return features
 
     def __getitem__(self, index):
         part = super().__getitem__(index)
-        if isinstance(part, Network):  # a slice
+        if isinstance(part, Network):  # the index is a slice
             part.precision, part.recompute = self.precision, self.recompute
         return part
 
 
-def _contexts(block):
-    """The contexts of a block's first computation and of its second, which leaves BatchNorm's statistics alone."""
-    return contextlib.nullcontext(), _without_statistics(block)
+def _checkpoint_contexts(block):
+    """Return contexts for a block's computation and its recomputation, which must not update BatchNorm again."""
+    return contextlib.nullcontext(), _frozen_statistics(block)
 
 
 @contextlib.contextmanager
-def _without_statistics(block):
-    norms = [part for part in block.modules() if getattr(part, "track_running_stats", False)]
-    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+def _frozen_statistics(block):
+    norms = [module for module in block.modules() if getattr(module, "track_running_stats", False)]
+    saved = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield
     finally:
-        for norm, values in zip(norms, kept, strict=True):
+        for norm, values in zip(norms, saved, strict=True):
             norm.momentum, norm.num_batches_tracked = values
 
 
 def build_model(config: RunConfig, images: ImageSet) -> Network:
-    """Return the network that `config` names, for these images: see build_network()."""
+    """Return the network of `config` for these images: see build_network()."""
     network = build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
     network.recompute = config.recompute
     if config.precision == "fp16":
@@ -89,11 +89,11 @@ def build_network(
     """Return the network `name` on the CPU, with the same weights for the same seed.
 
     name: one of config.MODELS; torchvision:NAME, with random weights; or FILE.py:FUNCTION, where
-    FUNCTION(image_shape, classes) returns an nn.Module. It maps images (B, C, H, W) to logits (B, classes), of 16 bits
-    for precisions "bf16" and "fp16"; for "fp64" its weights are float64 too. It has one block for each part of a plain
-    nn.Sequential, and one alone for any other module. Its weights lie channels-last in memory, which makes convolutions
-    do so too (docs/performance.md). Raises SuiteError (USAGE) if there is no such network, or if it cannot be built or
-    does not fit the images.
+    FUNCTION(image_shape, classes) returns an nn.Module.
+    The network maps images (B, C, H, W) to logits (B, classes), which have 16 bits for "bf16" and "fp16"; for "fp64"
+    its weights are float64 too. A plain nn.Sequential becomes one block for each part, any other module a single block.
+    Weights are channels-last, so that convolutions are too (docs/performance.md).
+    Raises SuiteError (USAGE) if the network does not exist, cannot be built or does not fit the images.
     """
     torch.manual_seed(seed)
     kind, _, rest = name.rpartition(":")
@@ -104,18 +104,18 @@ def build_network(
     else:
         module = nn.Sequential(OrderedDict(BUILDERS[name](*image_shape, classes)))
     parts = type(module) is nn.Sequential and len(module) > 1
-    blocks = OrderedDict(module._modules if parts else {WHOLE: module})  # named_children() leaves out repeated ones
+    blocks = OrderedDict(module._modules if parts else {WHOLE: module})  # named_children() omits repeated modules
     network = Network(blocks).to(memory_format=torch.channels_last)
     if kind or image_shape[1:] not in ((28, 28), (32, 32)):
-        _try(network, name, image_shape, classes)
+        _check_logits(network, name, image_shape, classes)
     network.precision = precision
     return network.double() if precision == "fp64" else network
 
 
 def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
-    """Return the weights as the module that was wrapped into a Network would name them, whole and on the CPU.
+    """Return the full weights on the CPU, named as in the module that was wrapped into a Network.
 
-    Where they are cut among ranks, all ranks call it. state: the network's state_dict, where this rank lacks blocks.
+    If the weights are sharded, all ranks must call it. state: a full state_dict, if this rank lacks some blocks.
     """
     prefix = f"{WHOLE}." if block_names(network) == [WHOLE] else ""
     state = whole(network.state_dict()) if state is None else state
@@ -123,7 +123,7 @@ def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) 
 
 
 def block_names(network: nn.Sequential) -> list[str]:
-    """Return the names of a network's blocks, in their order."""
+    """Return the names of a network's blocks in order."""
     return list(network._modules)
 
 
@@ -138,28 +138,28 @@ def _of_torchvision(name, classes):
 
 
 def _of_file(path, function, image_shape, classes):
-    """Call a function of a reader's own file; whatever goes wrong in there is one line."""
-    wanted, mend = f"--model {path}:{function}", f"fix {path}"
+    """Call a function of the user's file. Raise SuiteError (USAGE) if it fails or returns no module."""
+    model, advice = f"--model {path}:{function}", f"fix {path}"
     if not path.is_file():
-        raise SuiteError(wanted, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
+        raise SuiteError(model, "no such file", "name a file with a function build(image_shape, classes)", USAGE)
     specification = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     loaded = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = loaded  # as an import would have it
-    sys.path.append(str(path.parent.resolve()))  # for what lies beside it
-    with _one_line(f"{wanted} cannot be loaded", mend):
+    sys.modules[specification.name] = loaded  # like an import
+    sys.path.append(str(path.parent.resolve()))  # for modules that it imports
+    with _user_code(f"{model} cannot be loaded", advice):
         specification.loader.exec_module(loaded)
         build = getattr(loaded, function)
-    called = f"{mend}: it is called as {function}(image_shape={image_shape}, classes={classes})"
-    with _one_line(f"{wanted} failed", called):
+    call = f"{function}(image_shape={image_shape}, classes={classes})"
+    with _user_code(f"{model} failed", f"{advice}: it is called as {call}"):
         module = build(image_shape, classes)
     if not isinstance(module, nn.Module):
-        raise SuiteError(f"{wanted} must return an nn.Module", f"it returned {type(module).__name__}", mend, USAGE)
+        raise SuiteError(f"{model} must return an nn.Module", f"it returned {type(module).__name__}", advice, USAGE)
     return module
 
 
 @contextlib.contextmanager
-def _one_line(what, advice):
-    """A reader's own code: if it fails, that is one line; what it prints goes to stderr, out of a program's JSON."""
+def _user_code(what, advice):
+    """Raise SuiteError (USAGE) for any exception, and redirect stdout, which may be a program's JSON, to stderr."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -168,23 +168,24 @@ def _one_line(what, advice):
 
 
 @torch.no_grad()
-def _try(network, name, image_shape, classes):
-    """Raise SuiteError (USAGE) unless a network maps two images to logits, also in training."""
+def _check_logits(network, name, image_shape, classes):
+    """Raise SuiteError (USAGE) unless the network maps two images to logits, in training and evaluation mode."""
     what = f"--model {name} does not take images of shape {tuple(image_shape)}"
-    with _one_line(what, "see --dataset and --image-size, or fix it"):
+    with _user_code(what, "see --dataset and --image-size, or fix it"):
         images = torch.zeros(2, *image_shape)
         outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     for logits in outputs:
-        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else None
+        shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else ()
         if shape != (2, classes):
             what = f"--model {name} must map images (B, C, H, W) to logits (B, {classes})"
             advice = "let its last layer have one output for each class"
-            advice = advice if shape else "return the logits alone, in training too"
+            if not shape:
+                advice = "return the logits alone, in training too"
             raise SuiteError(what, f"two images gave {shape or type(logits).__name__}", advice, USAGE)
 
 
 def refuse_uncut(model: nn.Sequential) -> None:
-    """Raise SuiteError (USAGE) for a network that has one block alone."""
+    """Raise SuiteError (USAGE) for a network with only one block."""
     if len(model) < 2:
         found = "it is not an nn.Sequential of two parts or more"
         advice = "return nn.Sequential(first, second) from your function, or leave the cut out"
@@ -192,7 +193,7 @@ def refuse_uncut(model: nn.Sequential) -> None:
 
 
 def split_index(model: nn.Sequential, block: str) -> int:
-    """Return the index of the block that becomes the first of a stage; raise SuiteError (USAGE) if there is none."""
+    """Return the index of a block, the first one of a stage. Raise SuiteError (USAGE) if it does not exist."""
     names = block_names(model)
     if block not in names[1:]:
         what = "--split-at needs the name of the second stage's first block"

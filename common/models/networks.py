@@ -1,4 +1,4 @@
-"""Eight networks, as the named blocks of an nn.Sequential: BUILDERS, by name."""
+"""The built-in networks: generators of named blocks, in BUILDERS."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def _lenet(channels, height, width, classes):
-    """LeNet-5 (LeCun et al., 1998) with ReLU, max-pooling and, for 99% on MNIST, 16 and 32 channels, not 6 and 16."""
+    """LeNet-5 (LeCun et al., 1998) with ReLU, max-pooling, and 16 and 32 channels instead of 6 and 16."""
     padding = max(0, (32 - height) // 2)
     sides = [((side + 2 * padding - 4) // 2 - 4) // 2 for side in (height, width)]  # 5 and 5 for MNIST and CIFAR-10
     yield "conv1", nn.Sequential(nn.Conv2d(channels, 16, 5, padding=padding), nn.MaxPool2d(2), nn.ReLU())
@@ -24,7 +24,7 @@ def _mlp(channels, height, width, classes):
 
 
 def _strided(channels, height, width, classes):
-    """Three convolutions, the first with stride 2, with BatchNorm: for the shortest way to 99% on MNIST."""
+    """Three convolutions with BatchNorm, the first with stride 2; for the shortest training to 99% on MNIST."""
     yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
     yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
     yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
@@ -36,15 +36,13 @@ def _vgg(channels, height, width, classes):
     """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32."""
     for stage, out in enumerate((32, 64, 128), start=1):
         yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
-        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))  # then a quarter of the work
+        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
         channels = out
     yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), classes))
 
 
 def _resnet8(channels, _height, _width, classes):
-    """For the shortest way to 90% on CIFAR-10: a thinner relative of D. Page's ResNet-9 ("How to train your ResNet",
-    2018), whose logits are scaled by 1/8 too.
-    """
+    """A thinner version of D. Page's ResNet-9 ("How to train your ResNet", 2018), which also scales logits by 1/8."""
     yield "stem", nn.Sequential(*_conv_norm_relu(channels, 24))
     fan_in = 24
     for stage, out in enumerate((64, 128, 256), start=1):
@@ -55,25 +53,25 @@ def _resnet8(channels, _height, _width, classes):
 
 
 class Residual(nn.Sequential):
-    """Layers with a shortcut around them."""
+    """Layers with a shortcut connection."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return features + super().forward(features)
 
 
 class ScaledLinear(nn.Linear):
-    """A linear layer whose outputs are an eighth: large logits would make the first steps wild."""
+    """A linear layer that divides its outputs by 8: large logits would make the first steps unstable."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return super().forward(features) / 8
 
 
 def _airbench(channels, _height, _width, classes, widths=(64, 128, 256)):
-    """Three pairs of 3 x 3 convolutions on decorrelated patches: for a shorter way to 90% on CIFAR-10, with Muon.
+    """Three pairs of 3 x 3 convolutions on decorrelated patches; trains to 90% on CIFAR-10 in the least time, with Muon.
 
-    A relative of K. Jordan's network in "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024, whose first layer has
-    the principal components of the images' patches; here it has the cosine transform, which is close to those (N. Ahmed
-    et al., "Discrete Cosine Transform", 1974). airbench-wide has the widths of his airbench95: for 94%.
+    Derived from K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024. His first layer consists of the
+    principal components of image patches; here it is the cosine transform, which is close to them (N. Ahmed et al.,
+    "Discrete Cosine Transform", 1974). airbench-wide has the widths of his airbench95, for 94%.
     """
     stem = nn.Conv2d(channels, 8 * channels, 2, bias=False)
     transform = torch.kron(_cosines(channels), torch.kron(_cosines(2), _cosines(2))).view(-1, channels, 2, 2)
@@ -89,9 +87,9 @@ def _airbench(channels, _height, _width, classes, widths=(64, 128, 256)):
 
 
 def _cosines(count):
-    """The orthonormal cosine transform (DCT-II) of so many values: (count, count), a frequency in each row."""
-    frequency, place = torch.arange(count)[:, None], torch.arange(count)
-    rows = torch.cos(torch.pi * frequency * (2 * place + 1) / (2 * count))
+    """Return the orthonormal DCT-II matrix (count, count), with one frequency in each row."""
+    frequency, position = torch.arange(count)[:, None], torch.arange(count)
+    rows = torch.cos(torch.pi * frequency * (2 * position + 1) / (2 * count))
     return rows / rows.norm(dim=1, keepdim=True)
 
 
@@ -112,11 +110,11 @@ def _resnet18(channels, _height, _width, classes):
 
 
 def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
-    # no bias: the BatchNorm that follows has one
+    # Pooling comes first because BatchNorm and ReLU then have a quarter of the work. BatchNorm has a bias.
     return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
 
 
-# (channels, height, width, classes) → the names and parts of its blocks.
+# name → function of (channels, height, width, classes) that yields (name, module) of each block
 BUILDERS: dict[str, Callable[..., Iterator[tuple[str, nn.Module]]]] = {
     "lenet": _lenet,
     "mlp": _mlp,

@@ -1,28 +1,28 @@
-"""Tensors of which every rank holds a share (DTensors): as bytes here, made whole, and cut again."""
+"""Tensors that are sharded over ranks (DTensors), as FSDP makes them."""
 
 import torch
 
 
 def is_cut(value) -> bool:
-    """Return whether a value is a tensor of which every rank holds a share."""
-    return hasattr(value, "full_tensor")  # a DTensor; to import its class takes a second
+    """Return whether a value is a DTensor."""
+    return hasattr(value, "full_tensor")  # importing the class takes a second
 
 
 def own_share(tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor: its share, or all of one that is not cut."""
+    """Return this rank's shard of a DTensor; other tensors as they are."""
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
 def put_together(tensor) -> torch.Tensor:
-    """Return a whole tensor where it is; all ranks call it for one that is cut."""
+    """Return the full tensor of a DTensor, for which all ranks must call this; other tensors as they are."""
     return tensor.full_tensor() if is_cut(tensor) else tensor
 
 
 def whole(value, keep: bool = True):
-    """Return a state_dict in which every tensor is on the CPU, and one that was cut is whole.
+    """Return a copy of a state_dict with full tensors on the CPU.
 
-    All ranks call it, for they put one tensor after the other together. keep: whether this rank wants the result; if
-    not, it holds no more than one whole tensor at a time, and None stands in their places.
+    All ranks must call it, because they gather one tensor after the other. keep: whether this rank needs the result. If
+    not, its tensors are None, and the rank holds at most one full tensor at a time.
     """
     if isinstance(value, dict):
         return {name: whole(part, keep) for name, part in value.items()}
@@ -33,12 +33,12 @@ def whole(value, keep: bool = True):
 
 
 def cut_like(tensor: torch.Tensor, own) -> torch.Tensor:
-    """Return this rank's share of a whole tensor, cut as `own` is; the tensor itself if that is not cut.
+    """Return this rank's DTensor of a full tensor, sharded like `own`; the tensor itself if `own` is not sharded.
 
-    All ranks have the whole tensor, so that none sends anything.
+    No communication is needed, because every rank has the full tensor.
     """
     if not is_cut(own) or tensor.shape != own.shape:
         return tensor
-    from torch.distributed.tensor import distribute_tensor  # is there by now
+    from torch.distributed.tensor import distribute_tensor  # already imported by now
 
     return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
