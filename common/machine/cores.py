@@ -18,7 +18,7 @@ SHORT_SLICE = 100_000  # nanoseconds, the minimum that Linux grants
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # syscall numbers of sched_setattr(2)
 SCHED_ATTR = "=IIQiIQQQ"  # struct sched_attr: size, policy, flags, nice, priority, runtime, deadline, period
 
-_unbound_cores: float | None = None  # available_cores() as it was before pin_to()
+_unpinned_cores: float | None = None  # available_cores() as it was before pin_to()
 
 
 def available_cores() -> float:
@@ -26,8 +26,8 @@ def available_cores() -> float:
 
     A quota may allow a fraction of a core, such as 1.5; the result has two decimals and is at least 0.01.
     """
-    if _unbound_cores:
-        return _unbound_cores
+    if _unpinned_cores:
+        return _unpinned_cores
     cores = min([len(usable_cores()), *(allowed for _, allowed in _quotas())])
     cores = max(0.01, round(cores, 2))
     return int(cores) if cores == int(cores) else cores
@@ -92,8 +92,8 @@ def bind(device, number: int = 0, processes: int = 1) -> None:
 
 def pin_to(cores: set[int]) -> None:
     """Pin every thread of this process, and the threads and processes they start, to these cores."""
-    global _unbound_cores
-    _unbound_cores = available_cores()
+    global _unpinned_cores
+    _unpinned_cores = available_cores()
     for thread in psutil.Process().threads():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread.id, cores)

@@ -26,7 +26,7 @@ RESOURCE_SHARER = os.path.join("multiprocessing", "resource_sharer.py")
 BATCH_LOST = "No space left|AF_UNIX path too long"  # errors when a loader worker hands over a batch
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # sent by a cluster and by a closing terminal
-SAME_CTRL_C_SECONDS = 1  # a terminal signals all processes, and a launcher forwards its signal to the same ones
+SAME_CTRL_C_SECONDS = 1  # a SIGINT so soon after another may be the launcher's copy of the same Ctrl-C
 
 
 def run_script(main: Callable[[], object], as_rank: bool = False) -> None:
@@ -56,7 +56,7 @@ def call_early(function: Callable[[], Any], as_rank: bool) -> Any:
 def skip_teardown() -> None:
     """Exit at once with run_script()'s exit code, if it has finished. Register it with atexit first, so it runs last.
 
-    Tearing down torch takes a quarter of its import time, and may abort a rank with live gloo threads (torch 2.15,
+    Torch's teardown takes a quarter of its import time, and may abort a rank with running gloo threads (torch 2.15,
     github.com/pytorch/pytorch/pull/179291).
     """
     if isinstance(_exit_code, int):

@@ -73,7 +73,7 @@ def make_accelerator(place):
     """Return an Accelerator for this rank's device and the process group it has joined."""
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # keeps the thread count of prepare_process()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or Accelerate overrides prepare_process()
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     # mixed_precision="no" overrides the user's Accelerate configuration, which could change the numbers.
     return Accelerator(cpu=place.device.type == "cpu", mixed_precision="no", kwargs_handlers=[wrapper])

@@ -84,7 +84,7 @@ class Stage(PipelineStage):
 
 
 class CommonScaler(torch.amp.GradScaler):
-    """A GradScaler with which all stages skip the same steps, like ShardedGradScaler, but with fused optimizers."""
+    """Make all stages skip the same steps, as ShardedGradScaler does, which does not support fused optimizers."""
 
     def _unscale_grads_(self, *arguments):
         found = super()._unscale_grads_(*arguments)

@@ -37,7 +37,7 @@ def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images
 
 
 def where_cut(model: nn.Sequential, cut: list[int]) -> str:
-    """Return an error message's text about where the network is cut."""
+    """Return e.g. "it is cut before conv2, full1"."""
     return f"it is cut before {', '.join(block_names(model)[index] for index in cut[1:-1])}"
 
 

@@ -132,16 +132,8 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 while not ranks.join():
                     pass
         except ProcessExitedException as error:
-            code = error.exit_code
             reported = any(_error_file(directory, rank).exists() for rank in range(world_size))
-            if reported:  # a rank that reported its error may still crash at exit
-                sys.exit(FAILED if code in SIGNAL_CODES else max(code, FAILED))
-            if code in SIGNAL_CODES or told():  # before its training, a rank is killed by the signal itself
-                sys.exit(code if code in SIGNAL_CODES else 128 + told())
-            killed = code == -signal.SIGKILL
-            advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
-            what = f"rank {error.error_index} ended without a word"
-            raise SuiteError(what, describe_exit(code), advice, FAILED) from None
+            _exit_like(error.error_index, error.exit_code, reported)
         finally:
             for process in ranks.processes:
                 process.terminate()
@@ -149,6 +141,17 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
                 process.join(GRACE_SECONDS)
                 process.kill()  # no effect if it has ended
                 process.join()
+
+
+def _exit_like(rank, code, reported):
+    """Exit like the first rank that failed; raise SuiteError if no rank reported an error."""
+    if reported:  # a rank that reported its error may still crash at exit
+        sys.exit(FAILED if code in SIGNAL_CODES else max(code, FAILED))
+    if code in SIGNAL_CODES or told():  # before its training, a rank is killed by the signal itself
+        sys.exit(code if code in SIGNAL_CODES else 128 + told())
+    killed = code == -signal.SIGKILL
+    advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
+    raise SuiteError(f"rank {rank} ended without a word", describe_exit(code), advice, FAILED) from None
 
 
 def _start_method():
