@@ -1,1 +1,1 @@
-"""Words, tables, figures, and the files that they are in."""
+"""Show a comparison: sentences, tables and figures on the terminal and in report files."""

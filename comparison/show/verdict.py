@@ -141,16 +141,16 @@ def _paragraph(analysis, entry):
     row, standing = entry.row, entry.standing
     if row.configuration.skip:
         return say("skipped: {why}.", why=named(row.configuration.skip))
-    broken = [say("{trouble}: {why}.", trouble=row.trouble, why=row.troubles[0].reason)] if row.troubles else []
+    failed = [say("{trouble}: {why}.", trouble=row.trouble, why=row.troubles[0].reason)] if row.troubles else []
     if not row.results:
-        return join(" ", broken or [say("not run.")])
+        return join(" ", failed or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # a single warning says so
-        return join(" ", broken)
+        return join(" ", failed)
     others = [tell(cause) for cause in entry.causes if not cause.of]
     step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *others]
     rest = _clauses(entry, "run")  # proved differences outside the training
     run = [say("Not counted in the speed-up: {parts}.", parts=rest)] if rest else []
-    return join(" ", [*broken, *step, *run, *_costs(entry)])
+    return join(" ", [*failed, *step, *run, *_costs(entry)])
 
 
 def _how_fast(analysis, entry):
@@ -182,33 +182,31 @@ def _scaling_efficiency(entry):
 
 
 def _mean_step(analysis, entry, most=None):
-    """Causes in the machine, then how much a step differs from ideal scaling and in which parts, at most the `most`
-    largest."""
-    steps, machine = entry.accounts.steps, [tell(cause) for cause in entry.causes if cause.of == "machine"]
+    """Causes in the machine, then the difference of a step from ideal scaling with at most the `most` largest parts."""
+    machine = [tell(cause) for cause in entry.causes if cause.of == "machine"]
+    steps = entry.accounts.steps
     if not steps:
         return machine
-    whose = ""
+    total, parts, whose = steps.total, _clauses(entry, "step", most), ""
     if several_baselines(analysis):
         whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
-    key, parts = "longer step" if steps.total.value > 0 else "shorter step", _clauses(entry, "step", most)
+    key = "longer step" if total.value > 0 else "shorter step"
     key += " of as many devices" if entry.standing.devices == 1 else ""
-    rest = steps.total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
-    if parts and steps.total.proved and abs(rest) >= REST * abs(steps.total.value):
+    rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
+    if not parts:
+        parts = say("the measurements cannot say in which phase") if total.proved else say("not significant")
+    elif total.proved and abs(rest) >= REST * abs(total.value):
         parts = join(", ", [parts, say("the remaining {x:+.1f} ms cannot be attributed", x=rest)])
-    unknown = say("the measurements cannot say in which phase") if steps.total.proved else say("not significant")
-    return [
-        *machine,
-        sentence(key, s=steps.value, total=steps.total, whose=whose, e=steps.expected, parts=parts or unknown),
-    ]
+    return [*machine, sentence(key, s=steps.value, total=total, whose=whose, e=steps.expected, parts=parts)]
 
 
 def _clauses(entry, account, most=None):
     """The causes found in a row's step or run, at most the `most` largest."""
-    causes = [cause for cause in entry.causes if cause.of == account]
-    if not most or len(causes) <= most:
-        return join(", ", map(tell, causes))
-    largest = sorted(causes, key=lambda cause: -abs(cause.values["x"].value))[:most]
-    return join(", ", [*map(tell, largest), say("smaller parts")])
+    causes, more = [cause for cause in entry.causes if cause.of == account], []
+    if most and len(causes) > most:
+        causes = sorted(causes, key=lambda cause: -abs(cause.values["x"].value))[:most]
+        more = [say("smaller parts")]
+    return join(", ", [*map(tell, causes), *more])
 
 
 def _costs(entry):
@@ -241,10 +239,10 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
         for cause in entry.causes
         if sweep.name == "num_workers" and cause.kind == "waiting for data"
     ]
-    return join(" ", [words, *waits[:1], *_where_it_pays(sweep)])
+    return join(" ", [words, *waits[:1], *_values_proved_faster(sweep)])
 
 
-def _where_it_pays(sweep):
+def _values_proved_faster(sweep):
     """The batch sizes or numbers of processes at which a method is proved faster than its baselines."""
     compared = [entry for entry in sweep.rows if entry.rivals_baseline]
     if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
