@@ -214,7 +214,7 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
         [re.findall(pattern, page, re.MULTILINE) for page in pages]
         for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|")
     )
-    assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 7
+    assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 8
     compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
