@@ -101,6 +101,16 @@ def test_a_dot_without_a_claim_says_so():
     assert words == ["UNEQUAL settings", "undecided", "", ""]
 
 
+def test_the_title_of_the_phases_ignores_simulated_rows():
+    simulated = (configuration("dp"), runs("dp", phases=(1.0, 0.5, 20.0, 99.0, 3.0), simulated=True))
+    halved = (configuration("ddp"), runs("ddp", count=2, phases=(1.0, 0.5, 25.0, 40.0, 3.0), world_size=2))
+    for rows, title in (
+        ([halved, simulated], "Largest excess over ideal scaling: backward of “DDP”, 40.0 instead of 20.0 ms"),
+        ([simulated], "Where a step's time goes"),
+    ):
+        assert plots.phase_finding(analyse(report_of(SINGLE, *rows))) == title
+
+
 def test_rows_that_cannot_be_used_are_never_named_the_fastest():
     """DDP without exchange and FSDP with unequal settings are faster than DDP here."""
     values = {"model": "mlp", "batch_size": 100}
