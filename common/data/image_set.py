@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from common.data import synthetic
-from common.data.archives import are_there, get, only_one_process, read_checked
+from common.data.archives import are_there, get, md5_of, only_one_process, read_checked
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.files.reading import regular
@@ -79,7 +79,7 @@ def _load_folder(config):
 def _load_known(config, known):
     root, name = Path(config.data_root), config.dataset
     if known.layout in synthetic.DRAWN:
-        version = hashlib.md5(Path(synthetic.__file__).read_bytes(), usedforsecurity=False).hexdigest()[:8]
+        version = md5_of(Path(synthetic.__file__).read_bytes())[:8]
         draw = synthetic.DRAWN[known.layout]
         return _cached(root, f"{name}-{version}", name, lambda: (*draw(), known.classes))
 

@@ -1,4 +1,4 @@
-"""What a run found, as the lines that a person reads."""
+"""The text that a training script prints about its run."""
 
 import re
 
@@ -8,7 +8,7 @@ from common.words import count
 
 
 def result_name(result: RunResult) -> str:
-    """A file name for what a run produced: data set, model, method and, where there are several, devices."""
+    """Return a file name without suffix: data set, model, method and, if more than one, the number of devices."""
     simulated = "-simulated" if result.simulated else ""
     devices = f"-{len(result.devices)}" if len(result.devices) > 1 else ""
     names = re.sub(r"[^\w.-]+", "-", f"{result.config['dataset']}-{result.config['model']}")
@@ -16,11 +16,10 @@ def result_name(result: RunResult) -> str:
 
 
 def describe_start(result: RunResult) -> str:
-    """What the run runs on, as a block of text for the terminal."""
+    """Return a block of text about devices, data and model."""
     config, environment = result.config, result.environment
     place = "per process" if result.data_ranks == result.world_size else "in rank 0"
-    resident = config["loader"] == "resident"
-    loader = "resident" if resident else count(result.workers_per_process, "loader worker")
+    loader = "resident" if config["loader"] == "resident" else count(result.workers_per_process, "loader worker")
     note = f"\nNote:          {result.note}" if result.reason else ""
     return (
         f"Method:        {result.method}\n"
@@ -33,7 +32,7 @@ def describe_start(result: RunResult) -> str:
 
 
 def describe_epoch(record: EpochRecord, epochs: int) -> str:
-    """One line for one epoch."""
+    """Return one line about an epoch."""
     phases = ", ".join(f"{name} {value:.2f}" for name, value in record.phases.known.items())
     return (
         f"Epoch [{record.epoch}/{epochs}], Loss: {record.train_loss:.4f}, Dur: {record.train_seconds:.2f} s, "
@@ -43,12 +42,12 @@ def describe_epoch(record: EpochRecord, epochs: int) -> str:
 
 
 def training_seconds(result: RunResult) -> float:
-    """Seconds of training over all epochs, without evaluation; of a run that reached its target, time to accuracy."""
+    """Return the seconds of training over all epochs, without evaluation: the time to accuracy if there is a target."""
     return sum(record.train_seconds for record in result.epochs)
 
 
 def describe_end(result: RunResult) -> str:
-    """Total time, final accuracies and what a device had in memory, as a block of text."""
+    """Return a block of text with total time, final accuracies and memory."""
     classes = ", ".join(f"{name} {value:.1%}" for name, value in (result.class_accuracy or {}).items())
     parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in result.memory_parts.items())
     own = "".join(f"\nPer batch, {name}: {value:.3f} ms" for name, value in (result.method_milliseconds or {}).items())

@@ -1,4 +1,4 @@
-"""The figure of one run, and what all figures have in common."""
+"""The figures of one run, and helpers for all figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +9,9 @@ from common.files.results import PHASES, RunResult, Span
 from common.files.writing import replacing
 from common.words import count, printable
 
-LOOK = {"color": "#222222", "marker": "o"}  # of one run, whatever its method
+LOOK = {"color": "#222222", "marker": "o"}  # of the curves of one run
 BETWEEN_RANKS, ON_A_GPU = ("messages between ranks", "#9A2FD0"), ("kernels on a GPU", "#222222")
-STYLE: dict[Any, Any] = {  # of every figure, in matplotlib's words: legible at half of its size
+STYLE: dict[Any, Any] = {  # matplotlib settings of every figure; legible at half size
     **{"font.size": 11.0, "axes.titlesize": "medium", "figure.labelsize": "medium"},
     **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
     **{"grid.alpha": 0.3, "legend.frameon": False, "lines.linewidth": 2.0, "errorbar.capsize": 4.0},
@@ -19,87 +19,93 @@ STYLE: dict[Any, Any] = {  # of every figure, in matplotlib's words: legible at 
 
 
 def new_figure(columns: int = 1, width: float = 9.0, height: float = 4.5, rows: Sequence[float] = (1,)):
-    """Return (figure, axes), in inches, with `columns` axes side by side, and `rows` (heights) below each other."""
+    """Return (figure, flat array of axes). width, height: in inches. rows: relative height of each row."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     matplotlib.rcParams.update(STYLE)
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")  # as it is saved: hinting widens texts
+    # The same dpi as in the PNG, because hinting changes the width of texts.
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(rows), columns, squeeze=False, sharex=columns == 1, height_ratios=rows)
     return figure, axes.ravel()
 
 
-def new_panels(count: int, height: float, each: float = 0.0, across: int = 3):
-    """Return (figure, axes, columns) for so many panels, at most `across` in a line; inches, and for each line."""
-    lines = -(-count // across)
-    columns = -(-count // lines)
-    figure, axes = new_figure(columns, height=height + each * lines, rows=(1,) * lines)
+def new_panels(count: int, height: float, each: float, across: int = 3):
+    """Return (figure, axes, columns) for `count` panels, at most `across` in a row.
+
+    The figure is `height` inches high, plus `each` for every row.
+    """
+    rows = -(-count // across)
+    columns = -(-count // rows)
+    figure, axes = new_figure(columns, height=height + each * rows, rows=(1,) * rows)
     for axis in axes[count:]:
         axis.remove()
     return figure, axes[:count], columns
 
 
 def save_figure(figure, path: Path) -> Path:
-    """Write `figure` as a PNG of 150 dots per inch; return `path`."""
+    """Write `figure` as a PNG with 150 dots per inch. Return `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path.parent.mkdir(parents=True, exist_ok=True)
     show_literally(figure)
     with replacing(path) as file:
-        # savefig() would draw it twice, and its level, 6, takes longer for larger files
+        # savefig() would draw the figure twice, and compress at level 6, which takes longer for large files.
         FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 3})
-    figure.set_layout_engine("none")  # all has its place by now
+    figure.set_layout_engine("none")  # the layout is final
     return path
 
 
 def show_literally(figure) -> None:
-    """Let texts be drawn as they are: no formulas between dollars, but in matplotlib's own numbers at the ticks."""
+    """Draw texts literally, without formulas between dollar signs, except in matplotlib's own numbers at the ticks."""
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
 
     numbers = set()
-    for axis in (part for axes in figure.axes for part in (axes.xaxis, axes.yaxis)):
-        labels, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        formatter = axis.get_major_formatter()
         if isinstance(formatter, (LogFormatter, ScalarFormatter)):
-            numbers |= {*labels}
-        else:  # it writes the labels that were set again with each drawing
+            numbers.update(axis.get_ticklabels(which="both"))
+        else:  # tick labels that were set by hand, which the formatter sets again when it is drawn
             axis.set_major_formatter(lambda *place, label=formatter: printable(label(*place)))
-    for text in {*figure.findobj(Text)} - numbers:
+    for text in set(figure.findobj(Text)) - numbers:
         text.set(text=printable(text.get_text()), parse_math=False)
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
-    """Draw a bar for the phases of every rank's steps, thin ones for its exchanges and each GPU; return, by name, the
-    artists for a legend, without what is too short to be seen."""
-    ranks, seen = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
+    """Draw the phases of each rank's steps as a bar, and its communication and each GPU as thin bars below.
+
+    Returns name → artist for a legend, without names whose spans are all too short to see.
+    """
+    ranks, shortest = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
     legend: dict[str, object] = {}
-    places, top = {}, 0.0
+    heights, top = {}, 0.0
     for rank in ranks:
         thin = sorted({span.lane for span in spans if span.rank == rank} - {"step"})
-        places[rank, "step"] = top
-        places |= {(rank, lane): top + 0.45 + 0.2 * number for number, lane in enumerate(thin)}
+        heights[rank, "step"] = top
+        heights |= {(rank, lane): top + 0.45 + 0.2 * number for number, lane in enumerate(thin)}
         top += 0.8 + 0.2 * len(thin)
     for span in spans:
-        place, length = places[span.rank, span.lane], span.end - span.start
+        height, length = heights[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
             name = span.name
             color = PHASES[name].color if name in PHASES else PHASES["rest"].color
-            (bar,) = axis.barh(place, length, 0.4, span.start, color=color, edgecolor="white", linewidth=0.5)
+            (bar,) = axis.barh(height, length, 0.4, span.start, color=color, edgecolor="white", linewidth=0.5)
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU
-            (bar,) = axis.barh(place + 0.03, length, 0.12, span.start, color=color)
-        if length > seen:
+            (bar,) = axis.barh(height + 0.03, length, 0.12, span.start, color=color)
+        if length > shortest:
             legend.setdefault(name, bar)
-    axis.set_yticks([places[rank, "step"] for rank in ranks], [f"rank {rank}" for rank in ranks])
+    axis.set_yticks([heights[rank, "step"] for rank in ranks], [f"rank {rank}" for rank in ranks])
     axis.set_ylim(top - 0.4, -0.4)
     axis.grid(visible=False, axis="y")
     return legend
 
 
 def draw_curves(result: RunResult, directory: str | Path) -> Path:
-    """Draw loss and accuracy over the epochs of one run into `directory`; return the PNG's path."""
+    """Draw loss and accuracy over the epochs of one run as a PNG in `directory`. Return its path."""
     figure, (loss_axis, accuracy_axis) = new_figure(columns=2, height=3.8)
     epochs = [record.epoch for record in result.epochs]
     test: dict[str, Any] = {**LOOK, "linestyle": "--", "markerfacecolor": "white", "label": "test"}

@@ -1,4 +1,4 @@
-"""What one device can do alone, as common.programs.probe measures it: Probe and its parts. Never imports torch."""
+"""Measurements of one device by common.programs.probe: Probe and its parts. Does not import torch."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class BlockTime:
-    """The time of the forward and backward pass of one block of a model, by which it is cut into stages."""
+    """The time of the forward and backward pass of one block, used to cut a model into stages."""
 
     model: str
     block: str
@@ -23,8 +23,8 @@ class BlockTime:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that DistributedDataParallel exchanges at once, in bytes; left: the share of a step's time that the
-    backward pass still takes when the last of them is computed, None if not known."""
+    """Gradients that DistributedDataParallel exchanges together, in bytes. left: the part of the backward pass that
+    remains once all of them are computed, as a share of the step's time; None if unknown."""
 
     size: int
     left: float | None
@@ -32,11 +32,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class ModelLink:
-    """A model's gradients in bytes, and the gigabits per second at which ranks that train exchange them.
+    """A model's gradients in bytes, and the gigabits per second at which ranks exchange them while training.
 
-    short_milliseconds, long_milliseconds: of an exchange of a kilobyte, and of all gradients, between ranks of which
-    none waits for another. buckets: in the order of their exchange. flop: floating-point operations of convolutions and
-    matrix products in the forward and backward pass, per image; None where PyTorch cannot count them.
+    short_milliseconds, long_milliseconds: for an exchange of a kilobyte, and of all gradients, if no rank waits for
+    another. buckets: in the order of their exchange. flop: floating-point operations per image of convolutions and
+    matrix products in the forward and backward pass; None if PyTorch cannot count them.
     """
 
     model: str
@@ -50,7 +50,7 @@ class ModelLink:
 
 @dataclass(frozen=True)
 class LoaderSpeed:
-    """What a training loader delivers while nothing else works; cpu_seconds_per_image: with those of its workers."""
+    """The speed of a training loader while nothing else runs. cpu_seconds_per_image: including its workers."""
 
     num_workers: int
     images_per_second: float
@@ -59,8 +59,8 @@ class LoaderSpeed:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Of a device, "cpu" or "cuda": the most that the probe's process had (on a GPU, that PyTorch reserved), and what
-    is free besides; None for a GPU that is one process's alone."""
+    """The peak memory of the probe's process on a device, "cpu" or "cuda" (on a GPU, reserved by PyTorch), and the
+    memory still free; None for a GPU that only one process uses."""
 
     device: str
     peak_bytes: int
@@ -69,8 +69,8 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Probe:
-    """All that was measured; a step that did not fit into memory is missing. resident_images_per_second: None where the
-    resident loader is the one in question, or did not fit; wall_seconds: of the whole, from outside."""
+    """All measurements. steps: without those that did not fit into memory. resident_images_per_second: None if the
+    comparison uses the resident loader anyway, or if it did not fit. wall_seconds: of the probe's process."""
 
     train_images: int
     test_images: int
@@ -84,5 +84,5 @@ class Probe:
     blocks: tuple[BlockTime, ...] = ()
 
     def step_milliseconds(self, model: str) -> dict[int, float]:
-        """Return batch → milliseconds of a model's training step."""
+        """Return batch size → milliseconds of a model's training step."""
         return {step.batch: step.milliseconds for step in self.steps if step.model == model}

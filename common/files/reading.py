@@ -1,4 +1,4 @@
-"""Files that a command is given to read, and records, which are frozen dataclasses, from the JSON in them."""
+"""Reading of untrusted files, and conversion between JSON and records (frozen dataclasses)."""
 
 import json
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Record = TypeVar("Record", bound="DataclassInstance")
-LARGEST_TEXT = 2**28  # bytes; a results.json of a thousand runs has 20 MB
+LARGEST_TEXT = 2**28  # bytes; the results.json of a thousand runs has 20 MB
 KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
@@ -26,14 +26,14 @@ KINDS = {
 
 
 def regular(path: str | Path) -> Path:
-    """Return `path`; raise ValueError if it is a FIFO, which would wait for a writer, a device, or the like."""
+    """Return `path`. Raise ValueError if it is not a regular file: reading a FIFO, for example, would block."""
     if kind := KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
         raise ValueError(f"it is {kind}, no file")
     return Path(path)
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file; raise ValueError if it is not UTF-8, or larger than LARGEST_TEXT."""
+    """Return the text of a file. Raise ValueError if it is not UTF-8 or larger than LARGEST_TEXT."""
     size = regular(path).stat().st_size
     if size > LARGEST_TEXT:
         raise ValueError(f"it has {size:,} bytes")
@@ -41,20 +41,21 @@ def read_text(path: str | Path) -> str:
 
 
 def refuse_inflated(path: str | Path) -> None:
-    """Raise ValueError if an archive would become larger than it is, or is compressed, as none of this project's is."""
+    """Raise ValueError if a file is a compressed zip archive: a zip bomb, since torch.save() does not compress."""
     size = regular(path).stat().st_size
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            parts = archive.infolist()
-        unpacked = sum(part.file_size for part in parts)
-        if unpacked > size or any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            members = archive.infolist()
+        unpacked = sum(member.file_size for member in members)
+        if unpacked > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
             raise ValueError(f"it is compressed: its {size:,} bytes would become {unpacked:,}")
 
 
 def read_json(path: str | Path) -> Any:
-    """Return what a file of JSON says.
+    """Return the value in a JSON file.
 
-    Raises OSError, ValueError or RecursionError if it says nothing, or a number is infinite or has more than 64 bits.
+    Raises OSError, ValueError or RecursionError if the file cannot be read or parsed, or if a number is infinite or has
+    more than 64 bits.
     """
     return json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
 
@@ -72,7 +73,7 @@ def _finite(text):
 
 
 def without_nan(value):
-    """Return a copy of `value`, made of records and JSON's types, as JSON: with null for NaN and infinity."""
+    """Return a copy of `value` as JSON types: records become dicts, tuples lists, NaN and infinity None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (str, int)) or value is None:
@@ -85,13 +86,11 @@ def without_nan(value):
 
 
 def as_record(values: object, kind: type[Record]) -> Record:
-    """Return the record that `values`, of JSON's types, were written from: they have all its fields and no others.
-
-    Raises ValueError, which says where they do not fit.
-    """
-    import msgspec  # a command line is parsed before it is known whether there is one
+    """Convert JSON values to a record. Raise ValueError, with the place, if they do not have exactly its fields."""
+    import msgspec  # here, because this module is imported before the packages are checked
 
     record = msgspec.convert(values, kind)
+    # msgspec ignores unknown fields and fills in defaults. Writing the record again reveals both.
     written = without_nan(record)
     if written != values and written != (found := without_nan(values)):
         found, written = dict(_leaves(found)), dict(_leaves(written))
@@ -102,13 +101,12 @@ def as_record(values: object, kind: type[Record]) -> Record:
 
 
 def _leaves(values, place="$") -> Iterator[tuple[str, Any]]:
-    """Every value within `values`, and where it is, e.g. "$.epochs[0].steps"."""
-    parts = {}
-    if isinstance(values, dict):
-        parts = {f"{place}.{name}": value for name, value in values.items()}
-    elif isinstance(values, list):
-        parts = {f"{place}[{index}]": value for index, value in enumerate(values)}
-    if not parts:
+    """Yield (place, value) of every leaf, e.g. ("$.epochs[0].steps", 3)."""
+    if isinstance(values, dict) and values:
+        for name, value in values.items():
+            yield from _leaves(value, f"{place}.{name}")
+    elif isinstance(values, list) and values:
+        for index, value in enumerate(values):
+            yield from _leaves(value, f"{place}[{index}]")
+    else:
         yield place, values
-    for name, value in parts.items():
-        yield from _leaves(value, name)

@@ -1,4 +1,4 @@
-"""What a run found: RunResult and its parts, raw values only, as JSON out and in. Never imports torch."""
+"""The result of a run: RunResult and its parts, written to and read from JSON. Does not import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 if TYPE_CHECKING:
     Measured = float
 else:
-    Measured = float | None  # in a file, where null stands for NaN
+    Measured = float | None  # null stands for NaN in a file
 EXCHANGE = (
     "from a rank's own last gradient until the mean over all ranks is there; "
     "of a pipeline's stage, sending features and gradients, and waiting for the others'"
@@ -24,7 +24,7 @@ EXCHANGE = (
 
 
 class Environment(TypedDict):
-    """The machine and its software, as describe_environment() says. nodes: the same in words, of each of several."""
+    """The machine and its software, from describe_environment(). nodes: one description each, if there are several."""
 
     python: str
     torch: str
@@ -44,7 +44,7 @@ class Environment(TypedDict):
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step. color: of a palette that the colour-blind can tell apart, with a contrast of 3 to white."""
+    """A part of a step. color: from a colour-blind safe palette with a contrast of 3 to white."""
 
     meaning: str
     color: str
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Milliseconds per step, the mean over one epoch of one rank; None: what a method's step does not tell apart."""
+    """Mean milliseconds per step of one rank in one epoch. None: a phase that the method does not measure."""
 
     data: Annotated[float | None, Phase("waiting for the next batch", "#CB6300")] = None
     transfer: Annotated[float | None, Phase("host to device", "#C22F7A")] = None
@@ -64,7 +64,7 @@ class PhaseTimes:
 
     @property
     def known(self) -> dict[str, float]:
-        """The phases that were told apart, by their names."""
+        """The measured phases: name → milliseconds."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
@@ -75,8 +75,8 @@ PHASES: dict[str, Phase] = {
 
 @dataclass(frozen=True)
 class Waits:
-    """What a rank waited in the exchange until the last of all came to it, and by phase what the others waited for it
-    because it was the last: milliseconds per step, over the last 500 steps of an epoch."""
+    """Milliseconds per step over the last 500 steps of an epoch. waited: in the exchange, until the last rank entered
+    it. caused: by phase, how long the others waited for this rank when it was the last."""
 
     waited: float
     caused: dict[str, float]
@@ -84,10 +84,10 @@ class Waits:
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The steps of an epoch in which a phase takes much longer than in the others, of the last 500.
+    """Steps in which a phase takes much longer than in the others, among the last 500 of an epoch.
 
-    share: how many of the steps, 0..1. milliseconds: by what they lengthen the mean step. period: from each to the
-    next, in steps; None where that differs.
+    share: of the steps, 0..1. milliseconds: added to the mean step. period: distance between them in steps; None if it
+    varies.
     """
 
     share: float
@@ -97,10 +97,11 @@ class LongSteps:
 
 @dataclass(frozen=True)
 class RankTimes:
-    """One rank's training in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers;
-    queue_seconds: how long they were ready to run and had no core, None where the kernel does not tell; waits: None
-    where no exchange is told apart, or stages wait for one another. long_steps: by phase, where some take much longer.
-    throttled_seconds: how long its control group was stopped for its quota, summed over cores; None without one."""
+    """The training times of one rank in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers.
+    queue_seconds: how long its threads were ready to run but had no core; None if the kernel does not report it. waits:
+    None if the exchange is not measured, or if stages wait for one another. long_steps: by phase, if there are any.
+    throttled_seconds: how long its control group was throttled by its quota, summed over cores; None without a
+    quota."""
 
     train_seconds: float
     phases: PhaseTimes
@@ -113,10 +114,11 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch. Seconds and phases are the slowest rank's; counts and losses over all ranks; accuracy is in 0..1.
+    """One epoch. Seconds and phases are those of the slowest rank; counts and losses are over all ranks; accuracy is in
+    0..1.
 
-    ranks: each rank's own times, where they were kept. start: when its training began, by rank 0's time.monotonic();
-    None where that is not known, or was in the run that this one resumes.
+    ranks: the times of each rank, if they were kept. start: when its training began, by rank 0's time.monotonic(); None
+    if unknown, or if the epoch belongs to an earlier run that this one resumes.
     """
 
     epoch: Count
@@ -139,8 +141,8 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Span:
-    """Something that a rank did in the traced steps, in milliseconds from their begin. lane: "step", of which name is a
-    phase; "link", for exchanges; or the GPU that ran a kernel."""
+    """An activity of a rank in the traced steps, in milliseconds from their start. lane: "step", if name is a phase;
+    "link", for communication between ranks; or the GPU that ran a kernel."""
 
     rank: int
     lane: str
@@ -154,16 +156,16 @@ class RunResult:
     """One run of one training script. Times are in seconds, memory in bytes, accuracies in 0..1.
 
     status: ok, skipped, failed, timed out, diverged, not reached (the target accuracy) or invalid; reason: why.
-    simulated: one device stood in for those that the method needs; the times say nothing about speed.
-    startup_seconds: from the command's start (of a rank, its launcher's) to the first step; total_seconds: to the end
-    of the last evaluation, without what it waited for its turns.
-    method_milliseconds: what only this method spends, per training batch, e.g. {"scatter": 0.1, "gather": 0.2}.
-    peak_memory_bytes: of each device: on a GPU the most that PyTorch allocated while training, after the first epoch if
-    there is another; on a CPU the most that the process had in memory since its start, without its loader workers.
-    reserved_memory_bytes: on a GPU, the most that PyTorch kept for itself then. memory_parts: on the device with the
+    simulated: one device stood in for the devices that the method needs, so the times say nothing about speed.
+    startup_seconds: from the start of the command (for ranks, of their launcher) to the first step. total_seconds: to
+    the end of the last evaluation, without the time spent waiting for turns.
+    method_milliseconds: time per training batch that only this method needs, e.g. {"scatter": 0.1, "gather": 0.2}.
+    peak_memory_bytes: of each device. On a GPU, the peak allocated by PyTorch while training, after the first epoch if
+    there are others; on a CPU, the peak resident memory of the process since its start, without its loader workers.
+    reserved_memory_bytes: on a GPU, the peak reserved by PyTorch in the same time. memory_parts: on the device with the
     largest peak.
-    data_ranks: among how many ranks the images are divided, each with workers_per_process.
-    checksums: of the code, the data set and the user's own network; empty where the result is older.
+    data_ranks: the number of ranks that share the images, each with workers_per_process.
+    checksums: of the code, the data set and the user's own network; empty in older results.
     """
 
     method: str
@@ -197,27 +199,27 @@ class RunResult:
 
     @property
     def note(self) -> str:
-        """The reason, in front of it whether devices were simulated."""
+        """The reason, with a prefix if devices were simulated."""
         return f"{'SIMULATED: ' if self.simulated else ''}{self.reason}"
 
     @property
     def timed_epochs(self) -> tuple[EpochRecord, ...]:
-        """The epochs that count for times: all but the first, which warms up, unless it is the only one."""
+        """The epochs used for times: all but the first, which is a warm-up, unless it is the only one."""
         return self.epochs[1:] or self.epochs
 
     @property
     def loader_workers(self) -> int:
-        """How many processes load images, over all ranks."""
+        """The number of loader processes over all ranks."""
         return self.workers_per_process * self.data_ranks
 
 
 def write_result(result: RunResult, path: str | Path) -> None:
-    """Write a RunResult as JSON (temporary file, fsync, rename)."""
+    """Write a RunResult as JSON, atomically."""
     write_json(result, path)
 
 
 def read_result(path: str | Path) -> RunResult:
-    """Read what write_result wrote. Raises SuiteError if the file is missing, damaged or of another schema."""
+    """Read a file of write_result(). Raises SuiteError if it is missing, damaged or has another schema version."""
     try:
         values = read_json(path)
         if isinstance(values, dict) and values.get("schema_version") != SCHEMA_VERSION:

@@ -67,7 +67,7 @@ class ScaledLinear(nn.Linear):
 
 
 def _airbench(channels, _height, _width, classes, widths=(64, 128, 256)):
-    """Three pairs of 3 x 3 convolutions on decorrelated patches; trains to 90% on CIFAR-10 in the least time, with Muon.
+    """Three pairs of 3 x 3 convolutions on decorrelated patches, for the shortest training to 90% on CIFAR-10.
 
     Derived from K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024. His first layer consists of the
     principal components of image patches; here it is the cosine transform, which is close to them (N. Ahmed et al.,

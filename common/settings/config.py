@@ -51,7 +51,7 @@ class Flag:
     metavar: str = ""
     nargs: str | None = None
     decides: bool = False  # it changes the computed numbers: a checkpoint is only valid for the same value
-    equal: bool = False  # all rows of a comparison must have the same value
+    equal: bool = False  # rows with different values are not comparable
     shared: bool = True  # the comparison has this flag too, and passes it to all rows
     own: bool = False  # a row can override it (METHOD:flag=value)
     several: bool = False  # the comparison can sweep over several values

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Schedule:
     about: str  # for --help
-    make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps per epoch) → a torch scheduler
+    make: Callable  # (torch.optim.lr_scheduler, optimizer, config, steps_per_epoch) → scheduler
     warms_up: bool = False
 
 
@@ -17,19 +17,19 @@ LR_SCALINGS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 WARM_UP = 1  # epochs in which a scaled learning rate rises from --lr; Goyal et al.: 5 of 90
 
 
-def _steps(torch, optimizer, config, steps):
-    return torch.MultiStepLR(optimizer, [epoch * steps for epoch in config.lr_milestones], gamma=0.1)
+def _steps(lr_scheduler, optimizer, config, steps_per_epoch):
+    return lr_scheduler.MultiStepLR(optimizer, [epoch * steps_per_epoch for epoch in config.lr_milestones], gamma=0.1)
 
 
-def _one_cycle(torch, optimizer, config, steps):
+def _one_cycle(lr_scheduler, optimizer, config, steps_per_epoch):
     """The one-cycle schedule with straight lines (L. Smith, "Super-convergence", 2018)."""
     lines = {"pct_start": 0.25, "anneal_strategy": "linear", "cycle_momentum": False}
-    total = max(5, config.epochs * steps)  # OneCycleLR divides by 0 at 4
-    return torch.OneCycleLR(optimizer, config.highest_lr, total_steps=total, **lines)
+    total = max(5, config.epochs * steps_per_epoch)  # OneCycleLR divides by 0 at 4
+    return lr_scheduler.OneCycleLR(optimizer, config.highest_lr, total_steps=total, **lines)
 
 
-def _linear(torch, optimizer, config, steps):
-    return torch.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps)
+def _linear(lr_scheduler, optimizer, config, steps_per_epoch):
+    return lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=config.epochs * steps_per_epoch)
 
 
 SCHEDULES = {
