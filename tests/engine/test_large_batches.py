@@ -1,4 +1,4 @@
-"""Options for large batches: gradient accumulation, recomputed activations, and a scaled learning rate."""
+"""Options for large batches: gradient accumulation and recomputed activations."""
 
 import contextlib
 from collections import Counter
@@ -9,10 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from common.engine.step import accumulate_gradients, build_optimizer
+from common.engine.step import accumulate_gradients
 from common.models.build import build_network
-from common.settings.schedules import build_schedule
-from tests.fixtures import make_config
 
 
 class CountingNetwork(nn.Sequential):
@@ -86,41 +84,3 @@ def test_slices_of_a_network_recompute_and_evaluation_does_not():
     network.eval()
     with torch.no_grad():
         assert network(torch.zeros(2, 1, 28, 28)).grad_fn is None
-
-
-def rates(steps, **values):
-    """Return the learning rate of each step, with two steps per epoch."""
-    config = make_config(lr=0.01, optimizer="sgd", **values)
-    optimizer = build_optimizer(nn.Linear(1, 1).parameters(), config)
-    schedule, found = build_schedule(optimizer, config, 2), []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return found
-
-
-@pytest.mark.parametrize(
-    "values, expected",
-    [
-        ({"batch_size": 1024}, [0.01] * 6 + [0.001]),
-        ({"batch_size": 512, "lr_scaling": "linear"}, [0.01, 0.025, 0.04, 0.04, 0.04, 0.04, 0.004]),
-        ({"batch_size": 512, "lr_scaling": "sqrt"}, [0.01, 0.015, 0.02, 0.02, 0.02, 0.02, 0.002]),
-        ({"batch_size": 64, "lr_scaling": "linear"}, [0.005] * 6 + [0.0005]),  # no warm-up for a lower rate
-        (
-            {"batch_size": 256, "lr_scaling": "linear", "schedule": "linear", "epochs": 4},
-            [0.01, 0.015 * 7 / 8, 0.02 * 6 / 8, 0.02 * 5 / 8, 0.02 * 4 / 8, 0.02 * 3 / 8, 0.02 * 2 / 8],
-        ),
-    ],
-)
-def test_the_scaled_learning_rate_warms_up_for_an_epoch(values, expected):
-    assert rates(7, lr_milestones=(3,), **values) == pytest.approx(expected)
-
-
-def test_one_cycle_needs_no_warm_up_and_recipes_have_their_own_reference_batch():
-    cycle = {"batch_size": 512, "schedule": "one-cycle", "epochs": 8}
-    assert rates(16, lr_scaling="linear", **cycle) == pytest.approx([4 * rate for rate in rates(16, **cycle)])
-    usual = {"dataset": "mnist", "recipe": "fast", "lr": 0.01}
-    assert make_config(**usual).lr_factor == 1
-    scaled = make_config(**usual, batch_size=128, lr_scaling="linear")  # fewer images than the recipe's batch
-    assert scaled.highest_lr < 0.01

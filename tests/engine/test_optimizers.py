@@ -1,5 +1,6 @@
 """Optimizers and schedules against torch's and the textbooks."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -55,6 +56,33 @@ def test_the_learning_rate_falls_at_the_milestones(flags, milestones, parsed):
     assert config.lr_milestones == milestones
     falls = [epoch for epoch, (before, after) in enumerate(pairwise(rates(config, 1)), start=1) if after < before / 2]
     assert tuple(falls) == milestones
+
+
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ({"batch_size": 1024}, [0.01] * 6 + [0.001]),
+        ({"batch_size": 512, "lr_scaling": "linear"}, [0.01, 0.025, 0.04, 0.04, 0.04, 0.04, 0.004]),
+        ({"batch_size": 512, "lr_scaling": "sqrt"}, [0.01, 0.015, 0.02, 0.02, 0.02, 0.02, 0.002]),
+        ({"batch_size": 64, "lr_scaling": "linear"}, [0.005] * 6 + [0.0005]),  # no warm-up for a lower rate
+        (
+            {"batch_size": 256, "lr_scaling": "linear", "schedule": "linear"},
+            [0.01, 0.015 * 7 / 8, 0.02 * 6 / 8, 0.02 * 5 / 8, 0.02 * 4 / 8, 0.02 * 3 / 8, 0.02 * 2 / 8],
+        ),
+    ],
+)
+def test_the_scaled_learning_rate_warms_up_for_an_epoch(values, expected):
+    config = make_config(**{"epochs": 4, "lr": 0.01, "lr_milestones": (3,), **values})
+    assert rates(config, 2)[:7] == pytest.approx(expected)
+
+
+def test_one_cycle_needs_no_warm_up_and_recipes_have_their_own_reference_batch():
+    usual = make_config(batch_size=512, schedule="one-cycle", epochs=8)
+    assert rates(replace(usual, lr_scaling="linear"), 2) == pytest.approx([4 * rate for rate in rates(usual, 2)])
+    recipe = make_config(dataset="mnist", recipe="fast", lr=0.01)
+    assert recipe.lr_factor == 1
+    smaller = replace(recipe, batch_size=128, lr_scaling="linear")
+    assert smaller.highest_lr < 0.01
 
 
 def trained(build):

@@ -134,13 +134,13 @@ def build(shape, classes):
         pytest.param("fsdp_train.py --spawn 2", marks=pytest.mark.slow),
     ],
 )
-def test_all_ranks_skip_the_steps_that_one_device_skips(command, train, tmp_path):
+def test_all_ranks_skip_the_steps_that_one_device_skips(command, train, train_here, tmp_path):
     """At first, only the gradients of the first layer are infinite: 2001 times as large, and scaled."""
     (tmp_path / "steep.py").write_text(STEEP)
-    flags = f"--model {tmp_path}/steep.py:build --threads 1 --no-augment --allow-slow-precision --lr 0.001".split()
-    _, expected, _ = train("data_parallel_train.py", *flags, "--max-steps", 6, "--precision", "fp16")
-    _, all_steps, _ = train("data_parallel_train.py", *flags, "--max-steps", 6)
-    _, weights, _ = train(command, *flags, "--max-steps", 6, "--precision", "fp16")
+    flags = f"--model {tmp_path}/steep.py:build --no-augment --allow-slow-precision --lr 0.001 --max-steps 6".split()
+    _, expected = train_here("skipped", "data_parallel_train.py", *flags, "--precision", "fp16")
+    _, all_steps = train_here("whole", "data_parallel_train.py", *flags)
+    _, weights, _ = train(command, *flags, "--threads", 1, "--precision", "fp16")
     assert (all_steps["3.bias"] - expected["3.bias"]).abs().max() > 0.0009  # at least a step of Adam's
     for name, value in expected.items():
         assert (weights[name] - value).abs().max() < 0.0005, name

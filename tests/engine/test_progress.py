@@ -1,12 +1,9 @@
 """Progress lines of long epochs."""
 
-import sys
-
 import pytest
 
 from common.engine import progress
 from common.engine.progress import Progress
-from tests.fixtures import small, start_here
 
 
 @pytest.fixture
@@ -43,11 +40,9 @@ def test_a_short_epoch_reports_nothing(steps):
     assert steps(1.0, 10) == []  # the epoch's own line follows
 
 
-def test_a_script_prints_its_progress(monkeypatch, data_root, tmp_path, capsys):
+def test_a_script_prints_its_progress(monkeypatch, train_here, capsys):
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    command = f"data_parallel_train.py --model mlp --threads 1 --epochs 2 --figure-dir {tmp_path}"
-    monkeypatch.setattr(sys, "argv", small(command, data_root))
-    start_here(monkeypatch, "data_parallel_train.py")
+    train_here("run", "data_parallel_train.py --model mlp --epochs 2")
     printed = capsys.readouterr().out
     assert "\nEpoch [1/2], step 1 of 10, about " in printed and "\nEpoch [2/2], step 1 of 10, about " in printed
     assert "\x1b" not in printed and "\r" not in printed

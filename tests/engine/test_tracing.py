@@ -4,11 +4,9 @@ import gzip
 import itertools
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from common.engine.tracing import RankTrace, lane_of, phase_event, spans_of, write_trace
 from common.files.plots import draw_timeline, new_figure
@@ -20,7 +18,7 @@ from comparison.results_file import read_results, write_results
 from comparison.run import session
 from comparison.show.step_plots import draw_timelines, waiting_finding
 from comparison.show.tables import rank_table
-from tests.fixtures import assert_same, files_of, learned, small, start_here
+from tests.fixtures import assert_same, learned
 from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
 
 SPANS = (
@@ -85,18 +83,13 @@ def test_all_ranks_are_in_one_file(tmp_path):
     assert tracks == ["phases ", "4711 4712"] * 2
 
 
-def test_tracing_changes_no_result(data_root, tmp_path, monkeypatch, capsys):
-    def train(name, *flags):
-        words = small("data_parallel_train.py --model lenet --threads 1", data_root, *files_of(tmp_path, name), *flags)
-        monkeypatch.setattr(sys, "argv", words)
-        start_here(monkeypatch, words[0])
-        result = json.loads((tmp_path / f"{name}.json").read_text())
-        return result["timeline"], learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth")
-
-    (none, losses, weights), (timeline, same, others) = train("plain"), train("traced", "--profile", 2)
-    assert losses == same
-    assert_same(weights, others)
-    assert none == [] and {span["lane"] for span in timeline} == {"step"}
+def test_tracing_changes_no_result(train_here, tmp_path, capsys):
+    plain, weights = train_here("plain", "data_parallel_train.py --model lenet")
+    traced, same = train_here("traced", "data_parallel_train.py --model lenet --profile 2")
+    assert learned(traced) == learned(plain)
+    assert_same(same, weights)
+    timeline = json.loads(traced.read_text())["timeline"]
+    assert json.loads(plain.read_text())["timeline"] == [] and {span["lane"] for span in timeline} == {"step"}
     assert min(span["start"] for span in timeline) == 0.0
     assert len(list(tmp_path.glob("*.trace.json.gz"))) == 1 and "Trace:  " in capsys.readouterr().out
 
