@@ -1,4 +1,4 @@
-"""A training that was interrupted and goes on computes bit for bit what it would have computed without the break."""
+"""A resumed training computes, bit for bit, what it would have computed without the interruption."""
 
 import json
 from argparse import Namespace
@@ -30,16 +30,16 @@ from tests.fixtures import (
 @pytest.fixture
 def train(data_root, tmp_path):
     """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
-    usual = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "figure_dir": str(tmp_path), "quiet": True}
-    usual |= {"train_size": 96, "batch_size": 48, "model": "vgg", "lr_milestones": (1, 3)}
+    defaults = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "figure_dir": str(tmp_path), "quiet": True}
+    defaults |= {"train_size": 96, "batch_size": 48, "model": "vgg", "lr_milestones": (1, 3)}
 
     def train(name, **values):
         files = {"output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt")}
-        config = make_config(**{**usual, **files, **values})
+        config = make_config(**{**defaults, **files, **values})
         image_set = load_image_set(config)
         image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
         model = build_model(config, image_set)
-        model.append(nn.Dropout(0.1))  # which draws from the random state that a checkpoint keeps
+        model.append(nn.Dropout(0.1))  # draws from the random state in the checkpoint
         sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
         loaders, context = make_loaders(image_set, config, CPU, sampler), make_context(model, sampler=sampler)
         run(context, make_step(model, config), optimizer, loaders, image_set, config, Namespace())
@@ -51,7 +51,7 @@ def train(data_root, tmp_path):
 @pytest.mark.parametrize(
     "workers, optimizer", [(0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)]
 )
-def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_path):
+def test_resuming_equals_an_uninterrupted_training(workers, optimizer, train, tmp_path):
     same = {"num_workers": workers, "optimizer": optimizer}
     whole, last = train("whole", epochs=4, **same)
     first, _ = train("half", epochs=2, **same)
@@ -63,7 +63,7 @@ def test_going_on_is_the_same_as_never_stopping(workers, optimizer, train, tmp_p
     assert again == whole
 
 
-def test_the_loss_scale_goes_on_too(tmp_path):
+def test_the_loss_scale_is_resumed(tmp_path):
     config = make_config(precision="fp16", checkpoint=str(tmp_path / "half.pt"))
     first, second = make_checkpoints(config), make_checkpoints(replace(config, resume=config.checkpoint))
     first.scaler.load_state_dict({**first.scaler.state_dict(), "scale": 512.0, "_growth_tracker": 7})
@@ -74,11 +74,11 @@ def test_the_loss_scale_goes_on_too(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "script, ranks, model",  # four ranks of DDP sum in an order that matters; FSDP's three hold shards of unequal size
+    "script, ranks, model",  # the order of sums matters for four ranks of DDP; FSDP's three shards differ in size
     [("ddp", 2, "mlp"), ("ddp", 4, "lenet"), ("fsdp", 2, "strided"), ("fsdp", 3, "lenet")],
 )
 @pytest.mark.parametrize("optimizer", ["adam", "muon"])
-def test_ranks_go_on_too(script, ranks, model, optimizer, project, tmp_path):
+def test_ranks_resume(script, ranks, model, optimizer, project, tmp_path):
     def ranked(name, *flags):
         command = f"{script}_train.py --spawn {ranks} --model {model} --optimizer {optimizer}"
         done = project(command, *files_of(tmp_path, name), *flags)
@@ -93,16 +93,16 @@ def test_ranks_go_on_too(script, ranks, model, optimizer, project, tmp_path):
     last, other = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "rest"))
     assert_same(other, last)
     states = last["random"]
-    assert len(states) == ranks and not torch.equal(states[0]["cpu"], states[1]["cpu"])  # every rank draws its own
+    assert len(states) == ranks and not torch.equal(states[0]["cpu"], states[1]["cpu"])  # each rank has its own
 
 
-def test_a_missing_checkpoint_is_a_beginning_if_this_run_will_write_it(tmp_path):
+def test_a_missing_checkpoint_is_ignored_if_this_run_will_write_it(tmp_path):
     file = str(tmp_path / "file.pt")
     for config in (make_config(resume=file, checkpoint=file), make_config()):
         assert read_checkpoint(config, Namespace(), {}, 1) is None
 
 
-def test_an_interrupted_run_has_a_result_file_that_says_so(train, tmp_path, monkeypatch):
+def test_the_result_file_of_an_interrupted_run_says_so(train, tmp_path, monkeypatch):
     monkeypatch.setattr("common.engine.run._after", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         train("cut", epochs=2)

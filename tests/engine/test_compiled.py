@@ -1,4 +1,4 @@
-"""What torch.compile rewrites, and what it must leave alone."""
+"""--compile and --cuda-graph, and the methods that exclude them."""
 
 import shutil
 
@@ -19,7 +19,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 
 @needs_compiler
-def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatch):
+def test_all_networks_are_compiled_unless_the_method_copies_them(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     compiled, model = [], build_network("lenet", SHAPE, 0)
     monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
@@ -33,9 +33,9 @@ def test_compile_rewrites_every_network_unless_the_method_copies_them(monkeypatc
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 
-def test_no_step_is_recorded_in_which_a_method_exchanges_something():
+def test_a_step_with_an_exchange_is_not_recorded():
     sharded = build_network("lenet", SHAPE, 0)
-    sharded.__class__ = type("FSDPNetwork", (Network,), {})  # what fully_shard() does to it
+    sharded.__class__ = type("FSDPNetwork", (Network,), {})  # as fully_shard() does
     with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
         replace_network(make_context(sharded, method="fsdp"), (2, *SHAPE), make_config(cuda_graph=True))
     assert caught.value.exit_code == USAGE
@@ -48,7 +48,7 @@ def test_no_step_is_recorded_in_which_a_method_exchanges_something():
         (torch.OutOfMemoryError("CUDA out of memory"), torch.OutOfMemoryError, "CUDA out of memory"),
     ],
 )
-def test_a_network_that_cannot_be_recorded_says_so_and_what_to_leave_out(error, kind, line, monkeypatch):
+def test_a_failed_recording_is_explained_unless_memory_ran_out(error, kind, line, monkeypatch):
     def fail(*_):
         raise error
 
@@ -63,7 +63,7 @@ def test_a_network_that_cannot_be_recorded_says_so_and_what_to_leave_out(error, 
 @pytest.mark.parametrize(
     "flag, other", [("recompute", "compile"), ("recompute", "cuda_graph"), ("accumulate", "cuda_graph")]
 )
-def test_what_goes_through_a_network_twice_is_not_rewritten(flag, other):
+def test_several_passes_per_step_exclude_compiling_and_recording(flag, other):
     config = make_config(**{flag: 2 if flag == "accumulate" else True, other: True})
     with pytest.raises(SuiteError, match=f"--{flag} does not go with --compile or --cuda-graph") as caught:
         replace_network(make_context(build_network("lenet", SHAPE, 0)), (2, *SHAPE), config)
@@ -71,8 +71,8 @@ def test_what_goes_through_a_network_twice_is_not_rewritten(flag, other):
 
 
 @pytest.mark.slow
-def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypatch):
-    """Out of one graph, all gradients would come at its end, and be exchanged when nothing is left to compute."""
+def test_a_compiled_network_is_split_at_ddps_buckets(tmp_path, monkeypatch):
+    """With a single graph, all gradients would arrive at its end, and no computation would hide their exchange."""
 
     def keep(graph, _):
         graphs.append(graph)
@@ -88,7 +88,7 @@ def test_a_compiled_network_comes_in_parts_as_ddps_buckets_do(tmp_path, monkeypa
         parallel(torch.randn(2, 3, 32, 32)).sum().backward()
     finally:
         dist.destroy_process_group()
-    assert len(graphs) == 2  # the first bucket has 1 MiB at most, the gradients 1.2
+    assert len(graphs) == 2  # the first bucket holds 1 MiB, and there are 1.2 MiB of gradients
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The loop, its clocks, and what ranks bring together."""
+"""The training loop, its clocks, and the merging of ranks."""
 
 import os
 import re
@@ -29,7 +29,7 @@ FOUR = (torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3]))
 
 
 class SlowLoader(list):
-    """Five batches, each of which takes so many seconds."""
+    """Five batches with a delay before each."""
 
     def __init__(self, seconds):
         super().__init__([FOUR] * 5)
@@ -42,18 +42,18 @@ class SlowLoader(list):
 
 
 def linear():
-    """The smallest model of images (B, 3, 1, 1)."""
+    """Return the smallest model for images (B, 3, 1, 1)."""
     return nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
 
 
 def train(model, loader, train_step=None, begun=None, **values):
-    """One epoch of plain gradient descent at the rate 0.1."""
+    """Train one epoch by plain gradient descent with a learning rate of 0.1."""
     optimizer, config = torch.optim.SGD(model.parameters(), 0.1), make_config(**values)
     schedule, step = build_schedule(optimizer, config, 5), train_step or make_step(model, config)
     return train_one_epoch(make_context(model), step, optimizer, schedule, loader, config, begun)
 
 
-def test_phases_add_up_to_the_epoch_and_waiting_is_data():
+def test_phases_add_up_to_the_epoch_and_loading_counts_as_data():
     part = train(linear(), SlowLoader(0.02))
     phases = part.phase_milliseconds
     assert list(phases) == ["data", "transfer", "forward", "backward", "rest", "update"] and phases["data"] >= 5 * 20
@@ -79,7 +79,7 @@ def test_a_step_is_the_textbook_step(smoothing):
 
 
 @pytest.mark.parametrize("channels, strides", [(1, (784, 1, 28, 1)), (3, (2352, 1, 84, 3))])
-def test_all_replicas_see_channels_last_images_in_training_and_evaluation(channels, strides):
+def test_replicas_get_channels_last_images_in_training_and_evaluation(channels, strides):
     seen = []
     model = nn.Sequential(nn.Conv2d(channels, 10, 28), nn.Flatten())
     model.register_forward_pre_hook(lambda module, inputs: seen.append((module.training, inputs[0].stride())))
@@ -89,7 +89,7 @@ def test_all_replicas_see_channels_last_images_in_training_and_evaluation(channe
     assert seen == [(True, strides)] * 2 + [(False, strides)] * 2
 
 
-def test_evaluation_counts_exactly_what_it_is_given_and_never_makes_the_host_wait_for_a_gpu():
+def test_evaluation_is_exact_and_never_waits_for_a_gpu():
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
             name = operation.overloadpacket.__name__
@@ -98,11 +98,11 @@ def test_evaluation_counts_exactly_what_it_is_given_and_never_makes_the_host_wai
             return operation(*args, **(kwargs or {}))
 
     def batches():
-        with Recorder():  # from the first batch to after the last
+        with Recorder():  # until after the last batch
             yield from parts
 
     torch.manual_seed(0)
-    outputs, labels, operations = torch.randn(700, 10), torch.randint(3, 9, (700,)), set()  # some classes have none
+    outputs, labels, operations = torch.randn(700, 10), torch.randint(3, 9, (700,)), set()  # some classes are empty
     parts = list(zip(outputs.view(-1, 10, 1, 1).split(64), labels.split(64), strict=True))
     part, right = evaluate(make_context(nn.Flatten()), batches()), labels[outputs.argmax(1) == labels]
     assert part.correct == right.bincount(minlength=10).tolist()
@@ -117,7 +117,7 @@ def training(data_rank, seconds, data, samples=10):
     return Training(data_rank, seconds, 3.0 * samples, samples, 5, phases, seconds / 2, data / 100, data / 10)
 
 
-def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
+def test_merging_ranks_adds_counts_and_takes_the_slowest_times():
     evaluations = [Evaluation(0, 1.0, 4.0, [1, 2], [2, 2]), Evaluation(1, 2.0, 6.0, [1, 1], [3, 3])]
     record = merge(7, [training(0, 3.0, 50.0), training(1, 2.0, 5.0)], evaluations)
     assert (record.epoch, record.train_seconds, record.evaluate_seconds) == (7, 3.0, 2.0)
@@ -126,13 +126,12 @@ def test_ranks_are_merged_into_sums_and_the_slowest_ones_times():
     ranks = [(rank.train_seconds, rank.phases.data, rank.cpu_seconds) for rank in record.ranks]
     assert ranks == [(3.0, 10.0, 1.5), (2.0, 1.0, 1.0)]
     assert [(rank.queue_seconds, rank.throttled_seconds) for rank in record.ranks] == [(0.5, 5.0), (0.05, 0.5)]
-    seen_twice = merge(
-        7, [training(0, 3.0, 50.0, samples=0), training(0, 2.0, 5.0)], [EVALUATION, replace(EVALUATION, correct=[2])]
-    )
-    assert (seen_twice.samples, seen_twice.train_loss, seen_twice.test_accuracy) == (10, 3.0, 1.0)  # as in a pipeline
+    stages = [training(0, 3.0, 50.0, samples=0), training(0, 2.0, 5.0)]  # of a pipeline, with the same images
+    record = merge(7, stages, [EVALUATION, replace(EVALUATION, correct=[2])])
+    assert (record.samples, record.train_loss, record.test_accuracy) == (10, 3.0, 1.0)
 
 
-def test_an_epoch_that_another_run_began_has_both_parts_times_and_no_start():
+def test_a_resumed_epoch_has_the_times_of_both_parts_and_no_start():
     before = time.monotonic()
     part = train(linear(), SlowLoader(0.01))
     assert before <= part.start and part.start + part.seconds <= time.monotonic()
@@ -148,7 +147,7 @@ def test_an_epoch_that_another_run_began_has_both_parts_times_and_no_start():
     assert replace(part, throttled_seconds=2.0).after(begun).throttled_seconds == 32.0
 
 
-def test_a_phase_that_a_step_leaves_out_is_not_known():
+def test_a_phase_without_marks_is_unknown():
     def train_step(images, labels, mark):
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
@@ -172,7 +171,7 @@ def test_fit_follows_the_schedule_and_shuffles_every_epoch(monkeypatch):
     assert epochs[-4:] == [record.epoch for record in records] == [1, 2, 3, 4]
 
 
-def test_fit_stops_where_the_loss_is_no_number():
+def test_fit_stops_when_the_loss_is_not_finite():
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
     nn.init.constant_(model[1].weight, float("nan"))
     assert len(fitted(make_config(epochs=4, batch_size=20), model)[0]) == 1
@@ -185,20 +184,20 @@ def spin(seconds):
 
 
 def seconds_of(work, seconds):
-    """What the clocks say of so many seconds of work: those that passed, and a core's."""
+    """Return the elapsed seconds of work(seconds), and its CoreClock."""
     with Stopwatch([CPU]) as watch, CoreClock() as cores:
         work(seconds)
     return watch.seconds, cores
 
 
-def test_a_process_that_sleeps_needs_no_core():
+def test_sleeping_takes_no_cpu_time():
     (slept, idle), (_, busy) = seconds_of(time.sleep, 0.2), seconds_of(spin, 0.2)
     assert slept >= 0.2 and idle.cpu_seconds < 0.1 and idle.cpu_seconds < busy.cpu_seconds
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="the kernel does not tell")
-def test_a_process_that_shares_its_core_waits_for_it(monkeypatch):
-    """A second one spins on the same core, so that each has half of it."""
+@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="needs schedstat")
+def test_waiting_for_a_core_is_measured(monkeypatch):
+    """A second process spins on the same core, so each gets half of it."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     rival = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
@@ -211,11 +210,11 @@ def test_a_process_that_shares_its_core_waits_for_it(monkeypatch):
         os.sched_setaffinity(0, before)
     assert cores.queue_seconds > 0.1
     monkeypatch.setattr(timing.Path, "glob", lambda *_: [])
-    assert seconds_of(spin, 0)[1].queue_seconds is None  # a kernel that tells nothing
+    assert seconds_of(spin, 0)[1].queue_seconds is None  # a kernel without schedstat
 
 
 class Backwards(nn.Module):
-    """Its first parameter is used last, so that its gradient is the first one."""
+    """Uses its first parameter last, so that its gradient comes first."""
 
     def __init__(self):
         super().__init__()
@@ -240,20 +239,20 @@ def test_the_last_gradient_ends_a_phase(model):
         model(torch.ones(2, 4)).sum().backward()
         model.zero_grad()
         assert marks[-1] == ("backward", True)
-    assert len(marks) == 4 + 1 + 1  # in the first pass at every gradient
+    assert len(marks) == 4 + 1 + 1  # at all four gradients in the first pass
 
 
-def test_a_rank_counts_from_its_launchers_start(monkeypatch):
+def test_a_ranks_command_starts_with_its_launcher(monkeypatch):
     own = command_start()
     assert time.time() - 3600 < own < time.time()
-    monkeypatch.setattr(os, "getppid", lambda: 1)  # the machine's first process, for a launcher that started earlier
-    monkeypatch.setenv("RANK", "0")  # says nothing about who started it
+    monkeypatch.setattr(os, "getppid", lambda: 1)  # init, as a launcher that started earlier
+    monkeypatch.setenv("RANK", "0")  # must not matter
     assert command_start() == pytest.approx(own, abs=1e-3)
     assert command_start(of_parent=True) < own
 
 
 @pytest.mark.parametrize("variable", ["RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"])
-def test_who_has_a_launcher(variable, monkeypatch):
+def test_only_torchruns_variables_mean_a_launcher(variable, monkeypatch):
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, "1")
@@ -278,12 +277,12 @@ V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
     ],
 )
 def test_a_quota_limits_the_cores(groups, quotas, cores, tmp_path, monkeypatch):
-    of_files(tmp_path, monkeypatch, groups, quotas)
+    pretend_groups(tmp_path, monkeypatch, groups, quotas)
     assert machine_cores.available_cores() == cores and machine_cores.whole_cores() == max(1, int(cores))
 
 
-def of_files(path, monkeypatch, groups, files):
-    """Let a process be in these control groups, which have these files, on a machine of eight cores."""
+def pretend_groups(path, monkeypatch, groups, files):
+    """Pretend that this process is in these control groups, with these files, on eight cores."""
     files = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
     for name, content in {"proc/self/cgroup": groups, **files}.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -300,26 +299,26 @@ def of_files(path, monkeypatch, groups, files):
         ("0::/a", {"a/cpu.max": "max 100000", "a/cpu.stat": "throttled_usec 2500000"}, []),
     ],
 )
-def test_for_how_long_a_quota_has_stopped_it(groups, files, seconds, tmp_path, monkeypatch):
-    of_files(tmp_path, monkeypatch, groups, files)
+def test_throttled_time_of_a_quota(groups, files, seconds, tmp_path, monkeypatch):
+    pretend_groups(tmp_path, monkeypatch, groups, files)
     assert [*machine_cores.throttled_seconds().values()] == seconds
 
 
 @pytest.mark.parametrize(
     "before, after, most",
     [
-        ({"pod": 900.0, "own": 1.0}, {"pod": 900.0, "own": 3.5}, 2.5),  # what was long ago hides nothing
+        ({"pod": 900.0, "own": 1.0}, {"pod": 900.0, "own": 3.5}, 2.5),  # earlier throttling does not count
         ({"gone": 900.0, "own": 1.0}, {"own": 1.0}, 0.0),
         ({}, {}, None),
     ],
 )
-def test_the_group_that_is_stopped_most_meanwhile_counts(before, after, most, monkeypatch):
+def test_the_most_throttled_group_counts(before, after, most, monkeypatch):
     stopped = iter([before, after])
     monkeypatch.setattr(timing, "throttled_seconds", lambda: next(stopped))
     assert seconds_of(spin, 0)[1].throttled_seconds == most
 
 
-def test_every_twentieth_batch_of_training_is_sampled():
+def test_every_twentieth_training_batch_is_sampled():
     timers = SampledTimers([CPU], [CPU])
     for batch in range(46):
         for timer, name in zip(timers.of_batch(training=True), "ab", strict=True):
@@ -331,7 +330,7 @@ def test_every_twentieth_batch_of_training_is_sampled():
     assert list(milliseconds) == ["a", "b"] and all(2 <= value < 20 for value in milliseconds.values())
 
 
-def test_a_timers_spans_add_up_to_its_sums_and_what_lies_between_belongs_to_no_phase():
+def test_spans_add_up_to_the_phases_and_gaps_belong_to_none():
     timer = PhaseTimer([CPU])
     for _ in range(2):
         time.sleep(0.05)

@@ -1,5 +1,4 @@
-"""The check of the maths, with real runs: networks that are random in training, or see a whole batch at once, pass it
-wherever the method computes the same, and a mistake does not."""
+"""The check of the maths. Networks with dropout or BatchNorm pass it, and a mistake fails."""
 
 import json
 from dataclasses import replace
@@ -39,14 +38,14 @@ def build(shape, classes):
 
 @pytest.fixture
 def model(tmp_path):
-    """The name of a network with dropout, as a layer and as a function, and BatchNorm."""
+    """The --model of a network with BatchNorm and with dropout as a layer and as a function."""
     (tmp_path / "net.py").write_text(RANDOM)
     return f"{tmp_path / 'net.py'}:build"
 
 
 @pytest.mark.parametrize("eval_mode", [True, False])
 @pytest.mark.parametrize("name", ["own", "strided"])
-def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_mode, model):
+def test_split_batches_only_add_up_in_evaluation_mode(name, eval_mode, model):
     config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, max_steps=3)
 
     def trained(wrap):
@@ -79,7 +78,7 @@ def test_in_evaluation_mode_the_parts_of_a_batch_add_up_to_the_batch(name, eval_
         (float("nan"), "gradients to bf16", "failed"),
     ],
 )
-def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds, status):
+def test_a_method_that_rounds_may_differ_more(difference, rounds, status):
     check = _judge(difference, rounds)
     assert check.status == status and (check.reason == "") == (status == "ok" and not rounds)
     if status == "ok" and rounds:
@@ -95,7 +94,7 @@ def test_a_method_that_rounds_may_differ_by_more_and_says_so(difference, rounds,
         (SuiteError("no float64", "float32", "mend it", FAILED), "failed", 2e-4),
     ],
 )
-def test_what_double_precision_says_counts_where_it_can_be_had(again, status, difference, monkeypatch):
+def test_double_precision_decides_if_it_works(again, status, difference, monkeypatch):
     def ask(_, reference, file):
         if "fp64" in file and isinstance(again, Exception):
             raise again
@@ -127,5 +126,5 @@ def test_every_method_passes_and_a_mistake_does_not(model, data_root):
     mistake = found.pop("mistake")
     assert mistake.status == "failed" and mistake.difference > 10 * TOLERANCE  # in double precision too
     assert {name: check.status for name, check in found.items()} == dict.fromkeys(METHODS, "ok")
-    assert found["ddp"].difference > 0  # it is another order of additions
+    assert found["ddp"].difference > 0  # it adds in another order
     assert found["ddp-bf16"].difference > found["ddp"].difference and "to bf16" in found["ddp-bf16"].reason

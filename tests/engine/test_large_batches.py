@@ -1,4 +1,4 @@
-"""What a large batch asks for: gradients in parts, activations computed twice, a learning rate that grows with it."""
+"""Options for large batches: gradient accumulation and recomputed activations."""
 
 import contextlib
 from collections import Counter
@@ -9,14 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from common.engine.step import accumulate_gradients, build_optimizer
+from common.engine.step import accumulate_gradients
 from common.models.build import build_network
-from common.settings.schedules import build_schedule
-from tests.fixtures import make_config
 
 
-class Counted(nn.Sequential):
-    """A network that counts how often a backward pass is to exchange nothing."""
+class CountingNetwork(nn.Sequential):
+    """A network that counts the backward passes without an exchange."""
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -28,9 +26,9 @@ counts: Counter = Counter()
 
 
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
-def test_gradients_accumulate_gradients_are_those_of_the_whole_batch(parts, sizes):
+def test_accumulated_gradients_equal_those_of_the_whole_batch(parts, sizes):
     torch.manual_seed(1)
-    model = Counted(nn.Flatten(), nn.Linear(4, 3)).double()
+    model = CountingNetwork(nn.Flatten(), nn.Linear(4, 3)).double()
     images, labels, seen = torch.randn(7, 1, 2, 2).double(), torch.randint(3, (7,)), []
 
     def train_step(images, labels, mark):
@@ -43,7 +41,7 @@ def test_gradients_accumulate_gradients_are_those_of_the_whole_batch(parts, size
     expected = F.cross_entropy(model(images), labels)
     gradients = torch.autograd.grad(expected, [*model.parameters()])
     counts.clear()
-    for _ in range(2):  # the second time begins with what the first has left, as after zero_grad()
+    for _ in range(2):  # the second round starts with the gradients of the first
         model.zero_grad()
         loss = accumulate_gradients(train_step, model, parts)(images, labels, lambda phase: counts.update([phase]))
         torch.testing.assert_close(loss.detach(), expected.detach(), rtol=0, atol=1e-14)
@@ -53,14 +51,14 @@ def test_gradients_accumulate_gradients_are_those_of_the_whole_batch(parts, size
     assert counts["without exchange"] == 2 * (len(sizes) - 1)
 
 
-def test_a_rank_without_a_loss_has_none_accumulate_gradients_either():
+def test_a_rank_without_a_loss_accumulates_none():
     step = accumulate_gradients(lambda images, labels, mark: None, nn.Linear(1, 1), 2)
     assert step(torch.zeros(4, 1), torch.zeros(4), None) is None
 
 
 @pytest.mark.parametrize("name", ["vgg", "resnet8", "airbench"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputing_keeps_less_and_changes_no_bit(name, precision):
+def test_recomputing_saves_memory_and_changes_no_bit(name, precision):
     images, kept = torch.randn(8, 3, 32, 32), []
 
     def trained(recompute):
@@ -79,49 +77,10 @@ def test_recomputing_keeps_less_and_changes_no_bit(name, precision):
     assert kept[1] < kept[0] / 3
 
 
-def test_slices_of_a_network_recompute_too_and_evaluation_does_not():
+def test_slices_of_a_network_recompute_and_evaluation_does_not():
     network = build_network("lenet", (1, 28, 28), 1)
     network.recompute = True
     assert network[1:].recompute
     network.eval()
     with torch.no_grad():
         assert network(torch.zeros(2, 1, 28, 28)).grad_fn is None
-
-
-def rates(steps, **values):
-    """The learning rate of each of so many steps, with two in an epoch."""
-    config = make_config(lr=0.01, optimizer="sgd", **values)
-    optimizer = build_optimizer(nn.Linear(1, 1).parameters(), config)
-    schedule, found = build_schedule(optimizer, config, 2), []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return found
-
-
-@pytest.mark.parametrize(
-    "values, expected",
-    [
-        ({"batch_size": 1024}, [0.01] * 6 + [0.001]),
-        ({"batch_size": 512, "lr_scaling": "linear"}, [0.01, 0.025, 0.04, 0.04, 0.04, 0.04, 0.004]),
-        ({"batch_size": 512, "lr_scaling": "sqrt"}, [0.01, 0.015, 0.02, 0.02, 0.02, 0.02, 0.002]),
-        ({"batch_size": 64, "lr_scaling": "linear"}, [0.005] * 6 + [0.0005]),  # nothing to warm up for
-        (
-            {"batch_size": 256, "lr_scaling": "linear", "schedule": "linear", "epochs": 4},
-            [0.01, 0.015 * 7 / 8, 0.02 * 6 / 8, 0.02 * 5 / 8, 0.02 * 4 / 8, 0.02 * 3 / 8, 0.02 * 2 / 8],
-        ),
-    ],
-)
-def test_the_learning_rate_grows_with_the_batch_within_an_epoch(values, expected):
-    assert rates(7, lr_milestones=(3,), **values) == pytest.approx(expected)
-
-
-def test_one_cycle_warms_up_by_itself_and_a_recipe_has_a_batch_of_its_own():
-    cycle = {"batch_size": 512, "schedule": "one-cycle", "epochs": 8}
-    assert rates(16, lr_scaling="linear", **cycle) == pytest.approx([4 * rate for rate in rates(16, **cycle)])
-    usual = {"dataset": "mnist", "recipe": "fast", "lr": 0.01}
-    batch = make_config(**usual).lr_factor  # of 128 images, where the recipe's are more
-    assert batch == 1
-    scaled = make_config(**usual, batch_size=128, lr_scaling="linear")
-    assert scaled.highest_lr < 0.01

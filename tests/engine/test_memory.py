@@ -1,4 +1,4 @@
-"""Peak memory and its parts: how they are measured, and what a comparison makes of them."""
+"""Peak memory and its parts: how they are measured, limited, and shown."""
 
 import csv
 import json
@@ -29,7 +29,7 @@ from tests.reports import configuration, report_of, runs
 META, MIB = torch.device("meta"), 2**20
 PARTS = {"parameters": 2 * MIB, "gradients": 2 * MIB, "optimizer state": 4 * MIB}
 
-# ---- measured, and held to a limit
+# ---- measuring and limiting
 
 CHILD = """
 from common.machine.memory import hold_to, peak_resident_bytes
@@ -42,7 +42,7 @@ hold_to(before + (100 << 20))
 """
 
 
-def test_a_peak_is_the_process_own_and_what_was_freed_again_counts():
+def test_a_peak_includes_freed_memory_but_not_the_parents():
     parent = f"import subprocess, sys; block = b'1' * (1 << 30); subprocess.run([sys.executable, '-c', {CHILD!r}])"
     done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True)
     before, after = map(int, done.stdout.split())
@@ -52,7 +52,7 @@ def test_a_peak_is_the_process_own_and_what_was_freed_again_counts():
 
 
 @pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
-def test_the_parts_are_counted_though_gradients_are_freed(optimizer, state):
+def test_memory_parts_include_freed_gradients(optimizer, state):
     model = nn.Linear(10, 5)  # 50 weights of 4 bytes, 5 biases
     model.bias.requires_grad_(False)
     chosen = optimizer([model.weight], **({"momentum": 0.9} if optimizer is torch.optim.SGD else {}))
@@ -60,7 +60,7 @@ def test_the_parts_are_counted_though_gradients_are_freed(optimizer, state):
     chosen.step()
     chosen.zero_grad(set_to_none=True)
     assert memory_parts(model, chosen, CPU) == {"parameters": 220, "gradients": 200, "optimizer state": state}
-    assert set(memory_parts(model, chosen, META).values()) == {0}  # nothing of it lies there
+    assert set(memory_parts(model, chosen, META).values()) == {0}  # nothing is on that device
 
 
 AMOUNTS = {"800MiB": 800 * MIB, "1.5GiB": 1536 * MIB, "2KiB": 2048, "1048576": MIB, str(2**31): 2**31}
@@ -75,10 +75,10 @@ def test_an_amount_of_memory(text):
         memory(text)
 
 
-def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, data_root, tmp_path, monkeypatch):
-    asked, steps, fit = [], [], run.fit
+def test_the_limit_is_checked_after_powers_of_two_and_every_evaluation(parsed, data_root, tmp_path, monkeypatch):
+    checks, steps, fit = [], [], run.fit
     for module in ("common.engine.run", "common.engine.memory"):
-        monkeypatch.setattr(f"{module}.hold_to", lambda limit: asked.append((limit, len(steps))))
+        monkeypatch.setattr(f"{module}.hold_to", lambda limit: checks.append((limit, len(steps))))
     monkeypatch.setattr(
         run, "fit", lambda context, step, *others: fit(context, lambda *batch: steps.append(1) or step(*batch), *others)
     )
@@ -86,14 +86,14 @@ def test_a_training_asks_after_more_and_more_steps_and_every_evaluation(parsed, 
     for limit in ("--memory-limit=1GiB", "--debug"):
         config = parsed(limit, *flags.split(), "--epochs", 3, "--data-root", data_root)
         data_parallel_train.train(config, Namespace(use_parallel=None, simulate_devices=None), Place([CPU]))
-    assert asked == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # each of three epochs has three
+    assert checks == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # three epochs of three steps
     assert len(steps) == 18
 
 
 @pytest.mark.parametrize(
     "command", ["data_parallel_train.py", pytest.param("ddp_train.py --spawn 2", marks=pytest.mark.slow)]
 )
-def test_a_training_beyond_its_limit_ends_as_out_of_memory(command, project, tmp_path):
+def test_exceeding_the_limit_counts_as_out_of_memory(command, project, tmp_path):
     done = project(command, "--memory-limit", "20MiB", "--output", tmp_path / "result.json", "--figure-dir", tmp_path)
     assert done.returncode == 1
     line = done.stderr.splitlines()[0]
@@ -107,7 +107,7 @@ def test_a_training_beyond_its_limit_ends_as_out_of_memory(command, project, tmp
     assert (result["status"], result["epochs"]) == ("failed", [])
 
 
-def test_a_gpu_has_no_limit_but_its_own(parsed, monkeypatch):
+def test_the_limit_is_refused_on_a_gpu(parsed, monkeypatch):
     monkeypatch.setattr(setup, "device_name", lambda device: f"{device} (H100)")
     config = parsed("--memory-limit", "1GiB")
     with pytest.raises(SuiteError, match=r"--memory-limit is for a CPU; the run is on cuda:0 \(H100\)"):
@@ -120,14 +120,14 @@ def test_a_gpu_has_no_limit_but_its_own(parsed, monkeypatch):
 
 
 def compared(*peaks, one=None, seconds=(1.0,), method="ddp", foreign=(), **values):
-    """One device that needs 100 MiB, in parts `one`, and DDP on two, whose runs need so many MiB on the second."""
+    """Return the report of a device with 100 MiB, in parts `one`, and DDP on two with `peaks` MiB on the second."""
     parts = {"count": 2, "memory_parts": PARTS, **values}
     rival = [run for peak in peaks for run in runs(method, seconds, peak_memory_bytes=(MIB, peak * MIB), **parts)]
     single = runs(peak_memory_bytes=(100 * MIB,), memory_parts=one)
     return report_of((configuration(), single), (configuration(method), rival), foreign_cores=foreign)
 
 
-def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
+def test_the_column_has_the_median_peak_of_the_largest_device():
     lines = main_table(analyse(compared(120, 150, 1300)), "simple").splitlines()
     assert "Total time (s)    Peak memory (MiB)  Result" in lines[0]
     assert lines[2].split()[-2:] == ["100", "baseline"] and " 150  faster" in lines[3]
@@ -136,34 +136,33 @@ def test_the_column_is_the_median_of_the_largest_device_in_mebibytes():
 
 
 @pytest.mark.parametrize("peak, much", [(121, True), (79, True), (119, False), (81, False)])
-def test_the_figure_tells_who_needs_much_more_or_less(peak, much):
+def test_the_figure_names_rows_that_need_much_more_or_less(peak, much):
     analysis = analyse(compared(peak, peak, peak))
-    few = "No row needs 20% more or less memory than its baseline"
-    assert memory_finding(analysis.done) == (
-        f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”" if much else few
-    )
+    ratio = f"“DDP” needs {peak / 100:.2f} times the memory of “SINGLE”"
+    similar = "No row needs 20% more or less memory than its baseline"
+    assert memory_finding(analysis.done) == (ratio if much else similar)
 
 
-def test_of_a_simulated_row_the_figure_claims_nothing():
+def test_the_figure_makes_no_claim_about_a_simulated_row():
     assert memory_finding(analyse(compared(900, method="dp", simulated=True)).done) == "Peak memory of a device"
 
 
-@pytest.mark.parametrize("unknown", [None, dict.fromkeys(PARTS, 0)])  # no network has no parameters
-def test_the_report_shows_what_all_devices_and_one_hold_beside_the_time(unknown, tmp_path):
+@pytest.mark.parametrize("unknown", [None, dict.fromkeys(PARTS, 0)])  # every network has parameters
+def test_the_report_shows_the_memory_of_all_devices_and_its_parts(unknown, tmp_path):
     analysis = analyse(compared(150, 150, one=unknown))
     header, _, single, ddp = (re.split("  +", line) for line in memory_table(analysis, "simple").splitlines())
     first = ["Time per epoch (s)", "All devices (MiB)", "Peak (MiB)"]
     assert header[1:] == [*first, "Parameters", "Gradients", "Optimizer state", "The rest"]
-    assert single == ["SINGLE", "2.00", "100", "100", "–", "–", "–", "–"]  # it has no parts
+    assert single == ["SINGLE", "2.00", "100", "100", "–", "–", "–", "–"]  # its parts are unknown
     assert ddp == ["DDP", "1.00", "151", "150", "2.0", "2.0", "4.0", "142"]
     write_markdown(analysis, tmp_path / "report.md", [])
     assert memory_table(analysis, "github") in (tmp_path / "report.md").read_text()
-    nobody = analyse(report_of((configuration(), runs(peak_memory_bytes=(MIB,), memory_parts=unknown))))
-    write_markdown(nobody, tmp_path / "report.md", [])
-    assert memory_table(nobody, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
+    without = analyse(report_of((configuration(), runs(peak_memory_bytes=(MIB,), memory_parts=unknown))))
+    write_markdown(without, tmp_path / "report.md", [])
+    assert memory_table(without, "simple") == "" and "## Memory" not in (tmp_path / "report.md").read_text()
 
 
-def test_what_is_drawn_and_written(tmp_path):
+def test_the_figure_and_the_csv_file_have_known_peaks(tmp_path):
     old = (configuration(), runs(peak_memory_bytes=()))
     simulated = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(900 * MIB,)))
     for rows, drawn in (([old], False), ([old, simulated], True)):

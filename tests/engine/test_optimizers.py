@@ -1,5 +1,6 @@
-"""Optimizers and schedules against the textbooks."""
+"""Optimizers and schedules against torch's and the textbooks."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,7 @@ from tests.fixtures import make_config
 
 
 def rates(config, steps_per_epoch):
-    """The learning rate of every training step."""
+    """Return the learning rate of each training step."""
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], config.lr)
     schedule, values = build_schedule(optimizer, config, steps_per_epoch), []
     for _ in range(config.epochs * steps_per_epoch):
@@ -23,7 +24,7 @@ def rates(config, steps_per_epoch):
     return values
 
 
-def test_one_cycle_rises_for_a_quarter_and_falls_to_almost_nothing():
+def test_one_cycle_rises_for_a_quarter_and_falls_almost_to_zero():
     values = rates(make_config(schedule="one-cycle", epochs=4, lr=0.2), 10)
     rising, falling = values[:10], values[9:]
     assert rising == sorted(set(rising)) and falling[::-1] == sorted(set(falling))
@@ -34,7 +35,7 @@ def test_one_cycle_rises_for_a_quarter_and_falls_to_almost_nothing():
         assert all(0 < rate <= 0.2 for rate in rates(make_config(schedule="one-cycle", epochs=1, lr=0.2), steps))
 
 
-def test_linear_falls_from_the_first_step_to_nothing_after_the_last():
+def test_linear_falls_to_zero_after_the_last_step():
     values = rates(make_config(schedule="linear", epochs=4, lr=0.2), 10)
     assert values == pytest.approx([0.2 * (40 - step) / 40 for step in range(40)])
 
@@ -50,15 +51,42 @@ def test_linear_falls_from_the_first_step_to_nothing_after_the_last():
         ("--epochs 4 --lr-milestones 2", (2,)),
     ],
 )
-def test_the_learning_rate_falls_after_four_fifths_unless_told_otherwise(flags, milestones, parsed):
+def test_the_learning_rate_falls_at_the_milestones(flags, milestones, parsed):
     config = parsed(*flags.split(), "--lr", 1)
     assert config.lr_milestones == milestones
     falls = [epoch for epoch, (before, after) in enumerate(pairwise(rates(config, 1)), start=1) if after < before / 2]
     assert tuple(falls) == milestones
 
 
+@pytest.mark.parametrize(
+    "values, expected",
+    [
+        ({"batch_size": 1024}, [0.01] * 6 + [0.001]),
+        ({"batch_size": 512, "lr_scaling": "linear"}, [0.01, 0.025, 0.04, 0.04, 0.04, 0.04, 0.004]),
+        ({"batch_size": 512, "lr_scaling": "sqrt"}, [0.01, 0.015, 0.02, 0.02, 0.02, 0.02, 0.002]),
+        ({"batch_size": 64, "lr_scaling": "linear"}, [0.005] * 6 + [0.0005]),  # no warm-up for a lower rate
+        (
+            {"batch_size": 256, "lr_scaling": "linear", "schedule": "linear"},
+            [0.01, 0.015 * 7 / 8, 0.02 * 6 / 8, 0.02 * 5 / 8, 0.02 * 4 / 8, 0.02 * 3 / 8, 0.02 * 2 / 8],
+        ),
+    ],
+)
+def test_the_scaled_learning_rate_warms_up_for_an_epoch(values, expected):
+    config = make_config(**{"epochs": 4, "lr": 0.01, "lr_milestones": (3,), **values})
+    assert rates(config, 2)[:7] == pytest.approx(expected)
+
+
+def test_one_cycle_needs_no_warm_up_and_recipes_have_their_own_reference_batch():
+    usual = make_config(batch_size=512, schedule="one-cycle", epochs=8)
+    assert rates(replace(usual, lr_scaling="linear"), 2) == pytest.approx([4 * rate for rate in rates(usual, 2)])
+    recipe = make_config(dataset="mnist", recipe="fast", lr=0.01)
+    assert recipe.lr_factor == 1
+    smaller = replace(recipe, batch_size=128, lr_scaling="linear")
+    assert smaller.highest_lr < 0.01
+
+
 def trained(build):
-    """Weights of both kinds after three steps of the optimizer that build(weights) returns, and the optimizer."""
+    """Return a bias and a matrix after three steps of the optimizer build(weights), and the optimizer."""
     weights = [nn.Parameter(torch.arange(1.0, 7).view(shape)) for shape in ((6,), (2, 3))]
     optimizer = build(weights)
     for factor in (1, -3, 2):
@@ -79,7 +107,7 @@ SGD = {"momentum": 0.9, "fused": True}
         ("nesterov", torch.optim.SGD, {**SGD, "nesterov": True}),
     ],
 )
-def test_an_optimizer_does_what_torchs_own_does(name, kind, flags):
+def test_optimizers_equal_torchs(name, kind, flags):
     config = make_config(optimizer=name, lr=0.1, weight_decay=0.02)
     ours, own = trained(lambda weights: build_optimizer(weights, config))
     theirs, other = trained(lambda weights: kind(weights, lr=0.1, weight_decay=0.02, **flags))
@@ -88,7 +116,7 @@ def test_an_optimizer_does_what_torchs_own_does(name, kind, flags):
 
 
 @pytest.mark.parametrize("shape", [(16, 200), (200, 16), (30, 30)])
-def test_the_nearest_orthogonal_matrix_has_the_same_singular_vectors_and_values_near_1(shape):
+def test_the_nearest_orthogonal_matrix_has_singular_values_near_1(shape):
     torch.manual_seed(0)
     matrix = torch.randn(shape)
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
@@ -98,7 +126,7 @@ def test_the_nearest_orthogonal_matrix_has_the_same_singular_vectors_and_values_
     assert len(large) > 14 and large.min() > 0.6 and large.max() < 1.3
 
 
-def test_muon_turns_filters_as_torchs_own_turns_matrices():
+def test_muon_updates_filters_as_torch_updates_matrices():
     torch.manual_seed(0)
     filters = nn.Parameter(torch.randn(8, 3, 3, 3).to(memory_format=torch.channels_last))
     matrix = nn.Parameter(filters.detach().flatten(1).clone())
@@ -112,20 +140,20 @@ def test_muon_turns_filters_as_torchs_own_turns_matrices():
         before = matrix.detach().clone()
         optimizer.step()
         theirs.step()
-        moved = (matrix - before).norm()  # theirs computes in bfloat16
+        moved = (matrix - before).norm()  # torch's computes in bfloat16
         assert moved > 0.1 * matrix.norm() and (filters.flatten(1) - matrix).norm() < 0.02 * moved
         with torch.no_grad():
             matrix.copy_(filters.flatten(1))
 
 
-def test_what_is_no_filter_goes_the_way_of_adam():
+def test_muon_updates_other_weights_as_adam_does():
     config = make_config(optimizer="muon", lr=0.1, weight_decay=0.02)
     ours, _ = trained(lambda weights: build_optimizer(weights, config))
     theirs, _ = trained(lambda weights: torch.optim.Adam(weights, lr=0.1, weight_decay=0.02, betas=(0.9, 0.95)))
     torch.testing.assert_close(ours, theirs)
 
 
-def test_muon_leaves_alone_what_has_no_gradient():
+def test_muon_skips_weights_without_a_gradient():
     filters, bias = nn.Parameter(torch.ones(2, 1, 3, 3)), nn.Parameter(torch.ones(2))
     optimizer = build_optimizer([filters, bias], make_config(optimizer="muon", lr=0.1))
     optimizer.step()

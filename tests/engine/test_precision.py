@@ -1,4 +1,4 @@
-"""16 bits: every layer in them, fp16's gradients scaled, refused where they are slower."""
+"""--precision: the type of every layer, gradient scaling for fp16, and the refusal of slow precisions."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from tests.fixtures import CPU, fitted, make_config, make_image_set
 
 
 def replica(model):
-    """What nn.DataParallel makes of a model in every step."""
+    """Return the replica that nn.DataParallel makes in every step."""
     made = model._replicate_for_data_parallel()
     for name, block in model.named_children():
         setattr(made, name, block)
@@ -33,7 +33,7 @@ def in_a_thread(function, *arguments):
 
 
 def layer_types(model, images, call):
-    """The types of what each convolution and matrix product gives, and of the logits."""
+    """Return the types of the outputs of all convolutions and linear layers, and of the logits."""
     seen, layers = [], [layer for layer in model.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
     for layer in layers:
         layer.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
@@ -54,7 +54,7 @@ def layer_types(model, images, call):
     ],
     ids=["model", "copy", "replica", "slices", "two stages"],
 )
-def test_every_layer_computes_in_the_precision_asked_for(made, call):
+def test_every_layer_computes_in_the_requested_precision(made, call):
     for precision, kind in {**AUTOCAST, "fp32": torch.float32, "fp64": torch.float64}.items():
         model = made(build_network("strided", (1, 28, 28), 0, precision))
         assert layer_types(model, torch.randn(4, 1, 28, 28), call) == {kind}
@@ -62,7 +62,7 @@ def test_every_layer_computes_in_the_precision_asked_for(made, call):
         assert {weight.dtype for weight in model.parameters()} == {held}
 
 
-def test_in_double_precision_the_loss_is_not_rounded_either():
+def test_the_loss_of_fp64_is_not_rounded():
     logits, labels = torch.randn(4, 10, dtype=torch.float64), torch.arange(4)
     double, single = (
         build_loss(make_config(precision=precision), Network())(logits, labels) for precision in ("fp64", "fp32")
@@ -71,7 +71,7 @@ def test_in_double_precision_the_loss_is_not_rounded_either():
     assert double == torch.nn.functional.cross_entropy(logits, labels) != single.double()
 
 
-def test_the_gradients_of_fp16_are_scaled_and_the_loss_is_not():
+def test_fp16_scales_the_gradients_but_not_the_loss():
     images, labels, found = torch.randn(4, 1, 28, 28), torch.arange(4), []
     for precision in ("fp32", "fp16"):
         config = make_config(model="mlp", precision=precision)
@@ -84,7 +84,7 @@ def test_the_gradients_of_fp16_are_scaled_and_the_loss_is_not():
     torch.testing.assert_close(scaled / 2**16, gradient, rtol=0, atol=0.02 * gradient.abs().max().item())
 
 
-def test_a_step_of_infinite_gradients_is_left_out_and_the_next_scale_is_half():
+def test_infinite_gradients_skip_the_step_and_halve_the_scale():
     config, image_set = make_config(model="mlp", precision="fp16", epochs=1, max_steps=1), make_image_set()
     model = build_model(config, image_set)
     for scale, changed in ((2.0**40, False), (2.0**10, True)):
@@ -98,7 +98,7 @@ def test_a_step_of_infinite_gradients_is_left_out_and_the_next_scale_is_half():
 
 
 @pytest.mark.parametrize("kind", AUTOCAST)
-def test_training_in_16_bits_keeps_its_weights_and_gradients_in_float32_and_learns(kind):
+def test_training_in_16_bits_learns_with_float32_weights(kind):
     losses, config = {}, make_config(epochs=4, optimizer="sgd", lr=0.05, batch_size=20, augment=False)
     for precision in ("fp32", kind):
         trained = replace(config, model="mlp", precision=precision)
@@ -134,30 +134,30 @@ def build(shape, classes):
         pytest.param("fsdp_train.py --spawn 2", marks=pytest.mark.slow),
     ],
 )
-def test_all_ranks_leave_out_the_steps_that_one_device_leaves_out(command, train, tmp_path):
-    """The gradients of the first layer alone are infinite at first: 2001 times as large, and then scaled."""
+def test_all_ranks_skip_the_steps_that_one_device_skips(command, train, train_here, tmp_path):
+    """At first, only the gradients of the first layer are infinite: 2001 times as large, and scaled."""
     (tmp_path / "steep.py").write_text(STEEP)
-    flags = f"--model {tmp_path}/steep.py:build --threads 1 --no-augment --allow-slow-precision --lr 0.001".split()
-    _, expected, _ = train("data_parallel_train.py", *flags, "--max-steps", 6, "--precision", "fp16")
-    _, all_steps, _ = train("data_parallel_train.py", *flags, "--max-steps", 6)
-    _, weights, _ = train(command, *flags, "--max-steps", 6, "--precision", "fp16")
-    assert (all_steps["3.bias"] - expected["3.bias"]).abs().max() > 0.0009  # by a step of Adam's or more
+    flags = f"--model {tmp_path}/steep.py:build --no-augment --allow-slow-precision --lr 0.001 --max-steps 6".split()
+    _, expected = train_here("skipped", "data_parallel_train.py", *flags, "--precision", "fp16")
+    _, all_steps = train_here("whole", "data_parallel_train.py", *flags)
+    _, weights, _ = train(command, *flags, "--threads", 1, "--precision", "fp16")
+    assert (all_steps["3.bias"] - expected["3.bias"]).abs().max() > 0.0009  # at least a step of Adam's
     for name, value in expected.items():
         assert (weights[name] - value).abs().max() < 0.0005, name
 
 
 @pytest.mark.slow
-def test_ranks_train_in_bfloat16_and_their_result_says_so(train):
+def test_ranks_train_in_bfloat16(train):
     command = "pipeline_train.py --spawn 2 --model mlp --threads 1 --precision bf16 --allow-slow-precision"
     result, weights, _ = train(command)
     assert (result["precision"], result["config"]["precision"]) == ("bfloat16 autocast", "bf16")
-    assert result["epochs"][0]["train_loss"] < 0.97 * math.log(10)  # of a guess
+    assert result["epochs"][0]["train_loss"] < 0.97 * math.log(10)  # better than guessing
     assert {value.dtype for value in weights.values()} == {torch.float32}
 
 
 @pytest.mark.parametrize("kind", AUTOCAST)
 @pytest.mark.parametrize("own_seconds, slow", [(7.0, True), (1.0, False), (0.5, False)])
-def test_16_bits_are_refused_where_they_are_slower(kind, own_seconds, slow, monkeypatch):
+def test_16_bits_are_refused_if_they_are_slower(kind, own_seconds, slow, monkeypatch):
     seconds = {torch.float32: 1.0, AUTOCAST[kind]: own_seconds}
     monkeypatch.setattr(process, "_product_seconds", lambda dtype, device: seconds[dtype])
     for config in (make_config(), make_config(precision=kind, allow_slow_precision=True)):
@@ -171,8 +171,8 @@ def test_16_bits_are_refused_where_they_are_slower(kind, own_seconds, slow, monk
 
 
 @pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])
-def test_fp32_is_not_rounded_and_tf32_is_in_both_libraries(precision, rounds, monkeypatch):
-    """PyTorch would round the convolutions of float32 alone, which no name of a precision says."""
+def test_only_tf32_rounds_convolutions_and_products(precision, rounds, monkeypatch):
+    """By default, PyTorch rounds the convolutions of float32."""
     cudnn, cublas = torch.backends.cudnn, torch.backends.cuda.matmul
     usual = cudnn.allow_tf32, cublas.allow_tf32
     cudnn.allow_tf32 = cublas.allow_tf32 = not rounds

@@ -1,17 +1,14 @@
-"""An epoch that takes long says how far it is; a short one says nothing before its end."""
-
-import sys
+"""Progress lines of long epochs."""
 
 import pytest
 
 from common.engine import progress
 from common.engine.progress import Progress
-from tests.fixtures import small, start_here
 
 
 @pytest.fixture
 def steps(monkeypatch):
-    """steps(seconds, planned): what is said while so many steps take so many seconds each, in two epochs."""
+    """steps(seconds, planned): return the lines of two epochs of `planned` steps of `seconds`."""
 
     def run(seconds, planned):
         now, said = [100.0], []
@@ -27,7 +24,7 @@ def steps(monkeypatch):
     return run
 
 
-def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
+def test_a_long_epoch_reports_its_progress_with_growing_pauses(steps):
     said = steps(1.0, 80)
     assert said[:4] == [
         "Epoch [1/3], step 10 of 80, about 70 s left",
@@ -38,16 +35,14 @@ def test_an_epoch_that_takes_long_says_where_it_is_less_and_less_often(steps):
     assert len(said) == 6
 
 
-def test_a_short_one_says_nothing(steps):
+def test_a_short_epoch_reports_nothing(steps):
     assert steps(0.1, 99) == []
-    assert steps(1.0, 10) == []  # its own line comes now
+    assert steps(1.0, 10) == []  # the epoch's own line follows
 
 
-def test_a_script_says_it(monkeypatch, data_root, tmp_path, capsys):
+def test_a_script_prints_its_progress(monkeypatch, train_here, capsys):
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    command = f"data_parallel_train.py --model mlp --threads 1 --epochs 2 --figure-dir {tmp_path}"
-    monkeypatch.setattr(sys, "argv", small(command, data_root))
-    start_here(monkeypatch, "data_parallel_train.py")
+    train_here("run", "data_parallel_train.py --model mlp --epochs 2")
     printed = capsys.readouterr().out
     assert "\nEpoch [1/2], step 1 of 10, about " in printed and "\nEpoch [2/2], step 1 of 10, about " in printed
     assert "\x1b" not in printed and "\r" not in printed

@@ -1,4 +1,4 @@
-"""A recipe is what its flags are when typed, in a script and in a comparison."""
+"""A recipe equals its flags, in a script and in a comparison."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ BOTH = [(name, dataset) for name in RECIPES for dataset in DATASETS]
 
 
 @pytest.mark.parametrize("name, dataset", BOTH)
-def test_a_recipe_is_what_its_flags_are_when_typed(name, dataset, parsed):
+def test_a_recipe_equals_its_flags(name, dataset, parsed):
     assert RECIPES[name].keys() == {*DATASETS}
     values, typed = RECIPES[name][dataset], []
     for field, value in values.items():
@@ -27,7 +27,7 @@ def test_a_recipe_is_what_its_flags_are_when_typed(name, dataset, parsed):
     assert {key: getattr(config, key) for key in values} == values
     assert config.num_workers == 0 and config.recipe == name
     assert replace(config, recipe=None) == parsed("--dataset", dataset, *typed)
-    assert parsed("--dataset", dataset).lr == 1e-3  # nothing of it is left behind
+    assert parsed("--dataset", dataset).lr == 1e-3  # the recipe leaves no trace
 
 
 TYPED = [
@@ -38,10 +38,10 @@ TYPED = [
 
 
 @pytest.mark.parametrize("typed", TYPED)
-def test_a_typed_flag_wins_over_the_recipe(typed, parsed):
+def test_explicit_flags_override_the_recipe(typed, parsed):
     recipe, alone = vars(parsed("--recipe", "fast")), vars(parsed(*typed.split()))
     names = {flag[2:].replace("-", "_") for flag in typed.split() if flag.startswith("--")}
-    names |= {"num_workers"} if "loader" in names else set()  # which follow from the loader
+    names |= {"num_workers"} if "loader" in names else set()  # depends on the loader
     expected = {name: (alone if name in names else recipe)[name] for name in recipe}
     for words in (f"--recipe fast {typed}", f"{typed} --recipe fast"):
         config = vars(parsed(*words.split()))
@@ -50,7 +50,7 @@ def test_a_typed_flag_wins_over_the_recipe(typed, parsed):
 
 
 @pytest.mark.parametrize("typed", ["", "--dataset mnist", *TYPED])
-def test_a_run_of_a_comparison_is_what_the_script_does_with_the_same_flags(typed, parsed, monkeypatch, tmp_path):
+def test_a_comparison_runs_the_script_with_the_same_settings(typed, parsed, monkeypatch, tmp_path):
     flags, workers = f"--recipe fast {typed}".split(), 2 if "--loader" in typed else 0
     words = [*f"compare_parallel.py --dry-run --methods single --num-workers {workers}".split(), *flags]
     monkeypatch.setattr(compare_parallel, "find_machine", lambda arguments, directory: (Machine(0, 2), {}))
@@ -61,7 +61,7 @@ def test_a_run_of_a_comparison_is_what_the_script_does_with_the_same_flags(typed
     assert replace(compared, num_workers=None, threads=None, device="auto") == replace(alone, num_workers=None)
 
 
-def test_the_probe_measures_what_the_recipe_trains(monkeypatch, capsys):
+def test_the_probe_measures_the_recipe(monkeypatch, capsys):
     measured, asked = Probe(480, 96, 1.5, (), (), ()), []
     monkeypatch.setattr(sys, "argv", ["probe", "--recipe", "fast", "--dataset", "mnist", "--num-workers", "0"])
     monkeypatch.setattr(probe, "load_image_set", lambda arguments: None)

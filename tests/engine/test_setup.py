@@ -1,4 +1,4 @@
-"""What a process sets up before it trains: threads, memory."""
+"""Process setup before training: threads, memory, imports, and the end of a process."""
 
 import platform
 import re
@@ -17,7 +17,7 @@ from tests.fixtures import CPU, PROJECT, child_environment, make_config, small
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """prepared(kind, cores, processes, **values): what prepare_process() returns, and what it did."""
+    """prepared(kind, cores, processes, **values): return the result of prepare_process() and the calls it made."""
 
     def prepared(kind="cpu", cores=8, processes=1, **values):
         calls = []
@@ -33,7 +33,7 @@ def prepared(monkeypatch):
 
 
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
-def test_a_process_sets_its_threads_and_checks_what_was_asked_for(threads, processes, expected, prepared):
+def test_a_process_sets_its_threads_and_checks_the_precision(threads, processes, expected, prepared):
     check = ("check_precision", make_config(threads=threads), CPU)
     done = [("torch.set_num_threads", expected), ("keep_freed_memory",), check]
     assert prepared(threads=threads, processes=processes)[1] == done
@@ -57,7 +57,7 @@ def test_a_process_on_a_gpu_makes_it_its_own_before_anything_else(prepared):
         (1, 1, "cuda:0", None, None),
     ],
 )
-def test_loader_workers_that_are_not_typed_need_cores_of_their_own(cores, processes, kind, typed, expected, prepared):
+def test_default_loader_workers_need_free_cores(cores, processes, kind, typed, expected, prepared):
     assert prepared(kind, cores, processes, num_workers=typed)[0] == make_config(num_workers=expected)
 
 
@@ -65,7 +65,7 @@ def test_loader_workers_that_are_not_typed_need_cores_of_their_own(cores, proces
     "limit, threads, expected",
     [("3", None, 3), ("9", None, 8), ("3", 3, 3), ("", None, 8), ("many", None, 8), ("0", None, 8), (" 2 ", None, 2)],
 )
-def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expected, monkeypatch):
+def test_threads_stay_within_openmps_limit(limit, threads, expected, monkeypatch):
     monkeypatch.setattr(process, "available_cores", lambda: 8)
     monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
     assert process.threads_of(make_config(threads=threads), 1) == expected
@@ -75,13 +75,13 @@ def test_no_more_threads_are_asked_for_than_openmp_gives(limit, threads, expecte
             process.threads_of(make_config(threads=4), 1)
 
 
-def test_a_convolution_does_not_wait_for_threads_that_it_does_not_get(train):
+def test_a_convolution_with_fewer_threads_than_cores_does_not_hang(train):
     command = "data_parallel_train.py --model vgg --dataset synthetic-cifar10 --max-steps 1 --train-size 48"
     assert train(command, environment={"OMP_THREAD_LIMIT": "1"})[0]["threads_per_process"] == 1
 
 
 def child(*command, without=(), **environment):
-    """A process of this Python, without some variables of the environment."""
+    """Run this Python without the environment variables in `without`."""
     kept = {name: value for name, value in child_environment().items() if name not in without}
     options = {"cwd": PROJECT, "env": {**kept, **environment}, "capture_output": True, "text": True}
     return subprocess.run([sys.executable, *command], **options)
@@ -94,8 +94,8 @@ def child(*command, without=(), **environment):
         ("ddp_train.py", {"torchvision", "matplotlib"}),  # torch's DDP imports the compiler itself
     ],
 )
-def test_a_run_imports_nothing_that_it_does_not_use(script, unused, data_root):
-    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # which is drawn with matplotlib
+def test_a_run_imports_no_unused_packages(script, unused, data_root):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # drawn with matplotlib if new
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     few = "--model", "mlp", "--train-size", 96, "--loader", "resident", "--no-curves"
     done = child("-X", "importtime", *small(script, data_root, *few), **rank)
@@ -113,7 +113,7 @@ class Left:
     def __del__(self, write=os.write):
         write(1, b"taken apart")
 left = Left()
-gc.unfreeze()  # what is frozen is not taken apart either
+gc.unfreeze()  # frozen objects are never destroyed
 atexit.register(print, "called")
 print("said", end=" ")
 run_script({main})
@@ -121,7 +121,7 @@ run_script({main})
 
 
 @pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1)])
-def test_the_end_of_a_program_is_short_and_whole(main, code):
+def test_a_program_ends_without_teardown_but_flushes(main, code):
     done = child("-c", ENDING.format(main=main), without=["PYTHONUNBUFFERED"])
     assert (done.returncode, done.stdout) == (code, "said called\n")
 
@@ -132,7 +132,7 @@ from common.engine.setup import keep_freed_memory
 torch.set_num_threads(1)
 def faults():
     for step in range(20):
-        if step == 10:  # what is kept has found its place
+        if step == 10:  # the heap has settled
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.empty(16_000_000).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -143,13 +143,13 @@ print(faults())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_freed_memory_is_used_again_without_asking_the_kernel():
+def test_freed_memory_is_reused_without_page_faults():
     given_back, kept = map(int, child("-c", FAULTS).stdout.split())
-    assert given_back >= 10 * 31  # 10 times 64 MB, more than glibc keeps by itself: 16,000 pages, or 31 large ones
+    assert given_back >= 10 * 31  # 10 times 64 MB, in large pages
     assert kept < given_back / 4
 
 
-def test_every_slow_test_belongs_to_one_quarter_which_a_commit_chooses(pytestconfig):
+def test_each_slow_test_belongs_to_one_quarter_chosen_by_the_commit(pytestconfig):
     conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
     hook, run = SimpleNamespace(pytest_deselected=lambda items: None), []
     for commit in ("a4", "b9", "2", "7"):

@@ -1,4 +1,4 @@
-"""Training ends with the epoch that reaches its target accuracy."""
+"""--target-accuracy: when training ends, and how a comparison judges it."""
 
 from dataclasses import replace
 
@@ -26,20 +26,20 @@ def test_training_ends_after_the_epoch_that_reaches_the_target(target, epochs, m
     assert evaluations[0].correct == [100 * records[-1].test_accuracy]
 
 
-def test_nothing_is_left_to_do_after_a_checkpoint_that_reached_the_target():
+def test_a_checkpoint_that_reached_the_target_needs_no_more_epochs():
     earlier = [*make_result(seconds=(3.0,)).epochs]  # 60%
     assert fitted(make_config(epochs=4, target_accuracy=0.5, batch_size=20), earlier=earlier)[0] == earlier
 
 
 @pytest.mark.slow
-def test_ranks_end_with_the_epoch_that_reaches_the_target(train):
+def test_ranks_end_after_the_epoch_that_reaches_the_target(train):
     result, _, printed = train("ddp_train.py --spawn 2 --target-accuracy 0.05 --epochs 3 --model mlp")
     assert (result["status"], len(result["epochs"]), result["config"]["epochs"]) == ("ok", 1, 3)
     seconds = result["epochs"][0]["train_seconds"]
     assert f"Training took {seconds:.2f} s to a test accuracy of 5.00%; " in printed
 
 
-def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path):
+def test_a_run_that_missed_its_target_keeps_its_epochs(tmp_path):
     write_result(make_result(status="not reached", reason="the best was 80.00%"), tmp_path / "made.json")
     move = f"os.rename({str(tmp_path / 'made.json')!r}, {str(tmp_path / 'runs' / 'single-1.json')!r})"
     outcome = run_once(child(f"import os, sys; {move}; sys.exit(1)"), 1, 42, tmp_path / "runs")
@@ -47,7 +47,7 @@ def test_a_run_that_missed_its_target_is_such_a_row_with_all_its_epochs(tmp_path
     assert len(outcome.result.epochs) == 3
 
 
-def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
+def test_the_table_shows_the_time_to_the_target():
     rows = [
         (configuration(), runs(seconds=(2.0, 4.0, 2.5), epochs=3, first=3.0)),  # 7, 11 and 8 s in all
         (configuration("ddp"), runs("ddp", status="not reached", reason="the best was 80.00%")),
@@ -74,7 +74,7 @@ def test_the_table_has_the_time_to_the_target_or_says_that_it_was_not_reached():
 
 
 def to_target(*firsts):
-    """Runs of three epochs, whose first takes so long: of one device, 2 s per epoch, and of DDP, 1 s per epoch."""
+    """Return three epochs of one device, 2 s each, and of DDP, 1 s each; firsts: seconds of the first epochs."""
     rows = zip(("single", "ddp"), (2.0, 1.0), firsts, strict=True)
     some = [
         (configuration(method), runs(method, (seconds, 1.01 * seconds, 0.99 * seconds), first=first))
@@ -83,7 +83,7 @@ def to_target(*firsts):
     return as_long_as_its_parts(report_of(*some, target_accuracy=0.99))
 
 
-def test_rows_are_judged_by_the_time_to_the_target():
+def test_speed_up_is_the_ratio_of_times_to_the_target():
     report = to_target(1.0, 9.0)  # 5 and 11 s in all
     speed_up = analyse(report).rows[1].standing.speed_up
     assert speed_up.value == pytest.approx(5 / 11, rel=1e-3) and speed_up.words == "slower"
@@ -94,10 +94,10 @@ def test_rows_are_judged_by_the_time_to_the_target():
     assert any(text.startswith("Speed-up: the training time to 99% of the single row") for text in definitions(report))
     (advice,) = recommendations(analyse(replace(report, settings={**report.settings, "target_accuracy": None})))
     assert "6.50 s instead of 12.5 s to reach 99%" in recommendations(analyse(report))[0]
-    assert " From 10 epochs on, “DDP” is faster. " in advice  # 6 s more for the first, 1 s less for each
+    assert " From 10 epochs on, “DDP” is faster. " in advice  # the first takes 6 s more, each other 1 s less
 
 
-def test_a_missed_target_counts_against_the_row():
+def test_a_row_that_missed_the_target_has_no_speed_up():
     report = to_target(1.0, 1.0)
     assert recommendations(analyse(report))[0].startswith("Recommendation: use “DDP”, ")
     missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))

@@ -1,4 +1,4 @@
-"""What is written for TensorBoard, read again by TensorBoard itself."""
+"""TensorBoard logs, read back by TensorBoard."""
 
 import importlib.util
 
@@ -13,7 +13,7 @@ needs_it = pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reaso
 
 
 def shown(directory):
-    """What TensorBoard shows: name → [(epoch, value)]."""
+    """Return what TensorBoard shows: name → [(epoch, value)]."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(directory))
@@ -25,7 +25,7 @@ def shown(directory):
 
 
 @needs_it
-def test_a_training_adds_every_epoch_to_its_log(train, tmp_path):
+def test_a_training_logs_every_epoch(train, tmp_path):
     result, _, _ = train("ddp_train.py", "--spawn", 2, "--epochs", 3, "--tensorboard", tmp_path / "log")
     values = shown(tmp_path / "log")
     names = "loss/train", "loss/test", "accuracy/test", "time/seconds"
@@ -36,7 +36,7 @@ def test_a_training_adds_every_epoch_to_its_log(train, tmp_path):
 
 
 @needs_it
-def test_an_epoch_that_is_trained_again_is_shown_once(tmp_path):
+def test_a_repeated_epoch_is_shown_once(tmp_path):
     (first,), (second,) = runs(seconds=(2.0,)), runs(seconds=(5.0,))
     for records in (first.epochs, second.epochs[1:]):
         log = EpochLog(tmp_path)
@@ -46,11 +46,11 @@ def test_an_epoch_that_is_trained_again_is_shown_once(tmp_path):
 
 
 @needs_it
-def test_a_comparison_has_a_log_of_every_run(project, tmp_path):
+def test_a_comparison_logs_every_run(project, tmp_path):
     report = report_of((configuration(), runs()), (configuration("ddp"), [*runs(seconds=(1.0,)), "failed"]))
     write_results(report, tmp_path)
     command = f"compare_parallel.py --from {tmp_path / 'results.json'} --tensorboard {tmp_path / 'log'}"
-    assert project(command, tiny=False).returncode == 1  # a run of it had failed
+    assert project(command, tiny=False).returncode == 1  # one of its runs failed
     expected = {
         f"{outcome.configuration}-{outcome.block}": [(epoch.epoch, epoch.train_seconds) for epoch in result.epochs]
         for outcome in read_results(tmp_path / "results.json").outcomes
@@ -59,7 +59,7 @@ def test_a_comparison_has_a_log_of_every_run(project, tmp_path):
     assert {place.name: shown(place)["time/seconds"] for place in (tmp_path / "log").iterdir()} == expected
 
 
-def test_without_the_package_nothing_begins(parsed, monkeypatch, tmp_path):
+def test_a_missing_package_is_reported_at_the_start(parsed, monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SuiteError, match="tensorboard is not installed") as caught:
         parsed("--tensorboard", tmp_path / "log")

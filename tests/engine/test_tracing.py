@@ -1,14 +1,12 @@
-"""Traced steps: what every rank did when, on one clock, in a figure and in a file for Perfetto."""
+"""Traced steps of all ranks on one clock: in the result, in a figure, and in a file for Perfetto."""
 
 import gzip
 import itertools
 import json
 import re
-import sys
 from dataclasses import replace
 
 import pytest
-import torch
 
 from common.engine.tracing import RankTrace, lane_of, phase_event, spans_of, write_trace
 from common.files.plots import draw_timeline, new_figure
@@ -20,7 +18,7 @@ from comparison.results_file import read_results, write_results
 from comparison.run import session
 from comparison.show.detail_tables import rank_table
 from comparison.show.plots import draw_timelines, waiting_finding
-from tests.fixtures import assert_same, files_of, learned, small, start_here
+from tests.fixtures import assert_same, learned
 from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
 
 SPANS = (
@@ -36,16 +34,16 @@ def event(name, start, seconds, kind="user_annotation", **more):
 
 
 def rank_trace(late, *events, base=999_000_000_000):
-    """A rank that began so many seconds after 1000 s, and traced two steps of forward (2 ms) and update (1 ms)."""
+    """Return the trace of two steps, forward (2 ms) and update (1 ms), that start `late` seconds after 1000 s."""
     began = 1e6 * (1000 + late) - base / 1e3
     phases = [("forward", 0, 2000), ("update", 2000, 1000), ("forward", 4000, 2000), ("update", 6000, 1000)]
     return RankTrace(base, [*(phase_event(name, began + start, took) for name, start, took in phases), *events])
 
 
-def test_all_ranks_are_on_one_clock_and_the_warm_up_is_left_out():
-    reduce = event("gloo:all_reduce", 1_005_000.0, 1500.0)  # 1000.005 s: 999 s and as many microseconds
+def test_all_ranks_share_one_clock_without_the_warm_up():
+    reduce = event("gloo:all_reduce", 1_005_000.0, 1500.0)  # at 1000.005 s
     early = event("gloo:all_reduce", 1_001_000.0, 500.0)
-    overdue = event("gloo:all_reduce", 1_001_500.0, 4500.0)  # of the warm-up, though it ends later
+    overdue = event("gloo:all_reduce", 1_001_500.0, 4500.0)  # starts in the warm-up, although it ends later
     spans = spans_of([rank_trace(0.0, early, overdue, reduce), rank_trace(0.002)])
     found = [f"{span.rank} {span.lane} {span.name}" for span in spans]
     steps = [f"{rank} step {name}" for rank in (0, 1) for name in ("forward", "update")]
@@ -54,15 +52,22 @@ def test_all_ranks_are_on_one_clock_and_the_warm_up_is_left_out():
     assert times == [(0.0, 1.0), (1.0, 2.0), (0.0, 1.5), (1.0, 3.0), (3.0, 4.0)]  # from the end of rank 1's warm-up
 
 
-def test_lanes():
-    assert lane_of(event("gloo:all_reduce", 0, 1)) == "link" and lane_of(event("forward", 0, 1)) == ""
-    assert lane_of(event("ncclDevKernel_AllReduce_Sum_f32", 0, 1, "kernel", args={"device": 1})) == "link"
-    assert lane_of(event("sgemm", 0, 1, "kernel", args={"device": 1})) == "cuda:1"
-    assert lane_of(event("Memcpy PtoP", 0, 1, "gpu_memcpy", args={"device": 0})) == "cuda:0"
-    assert lane_of(event("aten::conv2d", 0, 1, "cpu_op")) == ""
+@pytest.mark.parametrize(
+    "name, kind, lane",
+    [
+        ("gloo:all_reduce", "user_annotation", "link"),
+        ("forward", "user_annotation", ""),
+        ("ncclDevKernel_AllReduce_Sum_f32", "kernel", "link"),
+        ("sgemm", "kernel", "cuda:1"),
+        ("Memcpy PtoP", "gpu_memcpy", "cuda:1"),
+        ("aten::conv2d", "cpu_op", ""),
+    ],
+)
+def test_lanes(name, kind, lane):
+    assert lane_of(event(name, 0, 1, kind, args={"device": 1})) == lane
 
 
-def test_one_file_for_all_ranks(tmp_path):
+def test_all_ranks_are_in_one_file(tmp_path):
     op = event("aten::conv2d", 1_000_500.0, 20.0, "cpu_op", id=3)
     named = {"ph": "M", "name": "process_name", "pid": 4711, "tid": 0, "args": {"name": "python"}}
     later = rank_trace(0.002, op, base=999_000_100_000)
@@ -78,18 +83,13 @@ def test_one_file_for_all_ranks(tmp_path):
     assert tracks == ["phases ", "4711 4712"] * 2
 
 
-def test_traced_steps_count_for_nothing(data_root, tmp_path, monkeypatch, capsys):
-    def train(name, *flags):
-        words = small("data_parallel_train.py --model lenet --threads 1", data_root, *files_of(tmp_path, name), *flags)
-        monkeypatch.setattr(sys, "argv", words)
-        start_here(monkeypatch, words[0])
-        result = json.loads((tmp_path / f"{name}.json").read_text())
-        return result["timeline"], learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pth")
-
-    (none, losses, weights), (timeline, same, others) = train("plain"), train("traced", "--profile", 2)
-    assert losses == same
-    assert_same(weights, others)
-    assert none == [] and {span["lane"] for span in timeline} == {"step"}
+def test_tracing_changes_no_result(train_here, tmp_path, capsys):
+    plain, weights = train_here("plain", "data_parallel_train.py --model lenet")
+    traced, same = train_here("traced", "data_parallel_train.py --model lenet --profile 2")
+    assert learned(traced) == learned(plain)
+    assert_same(same, weights)
+    timeline = json.loads(traced.read_text())["timeline"]
+    assert json.loads(plain.read_text())["timeline"] == [] and {span["lane"] for span in timeline} == {"step"}
     assert min(span["start"] for span in timeline) == 0.0
     assert len(list(tmp_path.glob("*.trace.json.gz"))) == 1 and "Trace:  " in capsys.readouterr().out
 
@@ -105,7 +105,7 @@ def test_traced_steps_of_ddp_show_the_exchange(train):
     backward = [span for span in spans if span.rank == 0 and span.name in ("backward", "exchange")]
     exchanged = [span for span in spans if span.rank == 0 and span.lane == "link"]
     began = [backward[0].start < span.start < backward[-1].end for span in exchanged]
-    # on a busy machine the profiler may date the beginning of gloo's first one back to its own
+    # on a busy machine, the profiler may predate the start of gloo's first all-reduce to its own start
     assert any(began) and all(span.start < backward[-1].end and span.end > backward[0].start for span in exchanged)
     parts, size = result["memory_parts"], 4 * result["parameters"]
     assert parts["parameters"] == parts["gradients"] == size and 2 * size <= parts["optimizer state"] < 2.1 * size
@@ -119,7 +119,7 @@ def test_other_methods_can_be_traced(script, train):
     assert {span["lane"] for span in result["timeline"]} == {"step", "link"}
 
 
-def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_path):
+def test_only_successful_rows_are_traced_and_only_once(monkeypatch, tmp_path):
     (result,) = runs(seconds=(2.0,))
     row = configuration("single", command=("python", "x.py"))
     report = report_of((row, [result]), (configuration("ddp"), ["failed"]), timeline=True, target_accuracy=0.9)
@@ -139,7 +139,7 @@ def test_a_row_is_traced_once_and_one_without_results_never(monkeypatch, tmp_pat
     assert session.trace_rows(unasked, output_to(tmp_path)) == unasked and len(calls) == 1
 
 
-def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
+def test_the_figure_has_a_panel_per_traced_row(tmp_path):
     report = report_of((configuration("single"), runs()), (configuration("ddp"), runs("ddp")))
     for timelines, panels in (({}, 0), ({"ddp": ()}, 0), ({"ddp": SPANS, "single": ()}, 1)):
         figure = draw_timelines(analyse(replace(report, timelines=timelines)))
@@ -148,7 +148,7 @@ def test_the_figure_has_a_panel_for_each_row_that_was_traced(tmp_path):
     assert read_results(tmp_path / "results.json").timelines == {"ddp": SPANS}
 
 
-def test_what_the_figure_says():
+def test_the_figure_shows_lanes_and_waiting():
     assert waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
         "In “A”, ranks wait for one another for 18% of the traced time"
     )  # 1 of 5.5 ms
@@ -161,27 +161,27 @@ def test_what_the_figure_says():
     bars = [(round(bar.get_x(), 3), round(bar.get_width(), 3)) for bar in axes[0].patches]
     assert bars == [(0.0, 2.0), (2.0, 1.0), (0.5, 2.5), (2.0, 0.9), (0.0, 1.0)]
     heights = {round(bar.get_y(), 3) for bar in axes[0].patches}
-    assert len(heights) == 4  # every lane its own
+    assert len(heights) == 4  # one per lane
     assert len(figure.axes) == 2
 
 
 @pytest.mark.parametrize(
     "spans, share",
     [
-        (SPANS[:3], None),  # rank 1 exchanges nothing
-        (SPANS, 1.0),  # from 2 to 2.9, in a forward pass until 3
-        ((*SPANS, Span(1, "link", "gloo:all_reduce", 2.5, 3.8)), 1.0 / 1.8),  # both at once count once
-        ((*SPANS, Span(1, "cuda:0", "sgemm", 1.0, 2.3)), 0.3 / 0.9),  # a GPU's kernels, not the host's phases
+        (SPANS[:3], None),  # rank 1 has no exchange
+        (SPANS, 1.0),  # from 2 to 2.9 ms, in a forward pass until 3 ms
+        ((*SPANS, Span(1, "link", "gloo:all_reduce", 2.5, 3.8)), 1.0 / 1.8),  # overlapping exchanges count once
+        ((*SPANS, Span(1, "cuda:0", "sgemm", 1.0, 2.3)), 0.3 / 0.9),  # the GPU's kernels count, not the host's phases
         ((*SPANS, Span(1, "cuda:0", "a", 1.0, 2.3), Span(1, "cuda:0", "b", 2.2, 2.6)), 0.6 / 0.9),
-        ((*SPANS, Span(0, "cuda:0", "sgemm", 1.0, 2.3)), 1.0),  # another rank's
+        ((*SPANS, Span(0, "cuda:0", "sgemm", 1.0, 2.3)), 1.0),  # of another rank
         ((Span(1, "link", "nccl", 0.0, 1.0), Span(1, "step", "exchange", 0.0, 1.0)), 0.0),
     ],
 )
-def test_which_share_of_an_exchange_is_hidden_behind_computation(spans, share):
+def test_hidden_share_of_an_exchange(spans, share):
     assert hidden_share(spans, 1) == (share and pytest.approx(share))
 
 
-def test_the_hidden_share_stands_beside_what_a_rank_waits():
+def test_the_rank_table_shows_the_hidden_share():
     slow = rank(halves(exchange=6.0))
     report = report_of(single(), ddp(slow, slow))
     name = report.plan[1].name

@@ -1,4 +1,4 @@
-"""Who came last to the exchange, and where it lost the time; which steps are long: of planted steps."""
+"""Planted steps: which rank came last to the exchange and why, and which steps are long."""
 
 import random
 
@@ -10,7 +10,7 @@ EVEN = {"data": 1.0, "transfer": 0.5, "forward": 5.0, "backward": 10.0, "exchang
 
 
 def series(*steps):
-    """Of steps, each an even one with other phases in some places."""
+    """Return a series of EVEN steps with these changes."""
     return series_of((name, value) for step in steps for name, value in {**EVEN, **step}.items())
 
 
@@ -18,14 +18,14 @@ def caused(waits):
     return {name: value for name, value in waits.caused.items() if value}
 
 
-def test_the_rank_with_the_shortest_exchange_came_last_in_the_phase_that_took_longer():
+def test_the_last_rank_caused_the_wait_in_the_phase_that_took_longer():
     late, other = series({"forward": 9.0}, {}), series({"exchange": 6.0}, {})
     first, second = waits_of([late, other])
     assert (first.waited, second.waited) == (0.0, 2.0)  # 4 ms in one of two steps
     assert caused(first) == {"forward": pytest.approx(2.0)} and caused(second) == {}
 
 
-def test_ranks_that_pause_out_of_step_both_wait_and_both_cause_it():
+def test_ranks_that_are_slow_in_turn_wait_for_each_other():
     odd = series({"data": 5.0}, {"exchange": 6.0})
     even = series({"exchange": 6.0}, {"backward": 14.0})
     first, second = waits_of([odd, even])
@@ -33,13 +33,13 @@ def test_ranks_that_pause_out_of_step_both_wait_and_both_cause_it():
     assert (caused(first), caused(second)) == ({"data": pytest.approx(2.0)}, {"backward": pytest.approx(2.0)})
 
 
-def test_what_follows_an_exchange_delays_the_next_one():
+def test_phases_after_an_exchange_delay_the_next_one():
     late, other = series({"update": 4.0}, {}), series({}, {"exchange": 5.0})
     first, _ = waits_of([late, other])
     assert caused(first) == {"update": pytest.approx(1.5)}
 
 
-def test_of_several_ranks_each_waits_for_the_last():
+def test_all_ranks_wait_for_the_last():
     ranks = [series({"forward": 8.0}), *[series({"exchange": 5.0})] * 3]
     waits = waits_of(ranks)
     assert [rank.waited for rank in waits] == [0.0, 3.0, 3.0, 3.0]
@@ -49,19 +49,19 @@ def test_of_several_ranks_each_waits_for_the_last():
 @pytest.mark.parametrize(
     "ranks", [[series({})], [(), ()], [series({"exchange": 0.0})] * 2, [series({}), series({}, {})]]
 )
-def test_nothing_is_told_of_one_rank_or_of_ranks_without_an_exchange(ranks):
+def test_waits_are_unknown_without_comparable_exchanges(ranks):
     assert waits_of(ranks) == (None,) * len(ranks)
 
 
-def test_the_last_steps_are_kept():
+def test_only_the_last_steps_are_kept():
     kept = series(*[{"data": float(step)} for step in range(RING + 3)])
     assert len(kept) == RING and kept[0][0] == 3.0
 
 
 def jittered(phase="forward", longer=lambda step: 0.0, steps=60):
-    """Steps whose phases differ by chance, as real ones do, and of which some are longer."""
-    chance = random.Random(7)
-    planned = [{name: value * chance.lognormvariate(0, 0.1) for name, value in EVEN.items()} for _ in range(steps)]
+    """Return steps with random variation; longer(step): milliseconds to add to a phase."""
+    generator = random.Random(7)
+    planned = [{name: value * generator.lognormvariate(0, 0.1) for name, value in EVEN.items()} for _ in range(steps)]
     return series(*({**step, phase: step[phase] + longer(number)} for number, step in enumerate(planned)))
 
 
@@ -71,19 +71,19 @@ def jittered(phase="forward", longer=lambda step: 0.0, steps=60):
         (lambda step: 8.0 * (step % 2), 1 / 2, 4.0, 2),
         (lambda step: 40.0 * (step % 20 == 19), 1 / 20, 2.0, 20),
         (lambda step: 40.0 * (step in (3, 10, 11, 29, 44, 58)), 1 / 10, 4.0, None),
-        (lambda step: 40.0 * (step in (0, 1, 2)), 3 / 60, 2.0, None),  # at the start alone
-        (lambda step: 40.0 * (step in (5, 22)), 2 / 60, 4 / 3, None),  # one gap is no period
+        (lambda step: 40.0 * (step in (0, 1, 2)), 3 / 60, 2.0, None),  # only at the start
+        (lambda step: 40.0 * (step in (5, 22)), 2 / 60, 4 / 3, None),  # a single gap is not a period
         (lambda step: 8.0 * (step >= 30), 1 / 2, 4.0, None),  # the second half
-        (lambda step: 40.0 * (step in (25, 55)), 2 / 60, 4 / 3, 30),  # all that fits into so few steps
+        (lambda step: 40.0 * (step in (25, 55)), 2 / 60, 4 / 3, 30),  # as many as fit
     ],
 )
-def test_long_steps_are_told_by_their_share_and_their_period(longer, share, milliseconds, period):
+def test_long_steps_have_a_share_and_a_period(longer, share, milliseconds, period):
     ((name, long),) = long_steps_of(jittered(longer=longer)).items()
     assert (name, long.period) == ("forward", period)
     assert (long.share, long.milliseconds) == (pytest.approx(share), pytest.approx(milliseconds, rel=0.1))
 
 
-def test_steps_that_differ_by_chance_or_too_few_have_no_long_ones():
+def test_random_variation_and_short_series_have_no_long_steps():
     assert long_steps_of(jittered()) == long_steps_of(series(*[{}] * 60)) == {}
     assert long_steps_of(jittered(longer=lambda step: 8.0 * (step % 2), steps=FEWEST_STEPS - 1)) == {}
     assert long_steps_of(jittered("data", longer=lambda step: 1.0 * (step % 20 == 19))) == {}  # 0.05 of 20 ms

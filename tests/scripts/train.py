@@ -1,11 +1,10 @@
-"""A training whose phases take known times, in one of many styles: python train.py STYLE
+"""A training with phases of known length, in one of many styles: python train.py STYLE
 
-Milliseconds of a step: data 10, forward 20, backward 15, update 5, and what the script does besides, 5.
+Milliseconds per step: data 10, forward 20, backward 15, update 5, the script's own work 5.
 """
 
 # ruff: noqa: E402
 
-import contextlib
 import importlib.util
 import itertools
 import os
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 
-importlib.util.find_spec("torch")  # as some libraries ask, which import it later
+importlib.util.find_spec("torch")  # some libraries check for torch and import it later
 
 import torch
 import torch.distributed as dist
@@ -47,7 +46,7 @@ class Stream(IterableDataset):
 
 
 class Sleep(torch.autograd.Function):
-    """The identity, which takes its time in both directions."""
+    """The identity, with a delay in both directions."""
 
     @staticmethod
     def forward(context, values):
@@ -76,8 +75,8 @@ class SlowSGD(torch.optim.SGD):
 
 
 def batches():
-    """One epoch."""
-    if style == "list":  # nothing that the observer knows
+    """Yield the batches of one epoch."""
+    if style == "list":  # unknown to the observer
         for _ in range(IMAGES // BATCH):
             time.sleep(DATA)
             yield torch.ones(BATCH, 3), torch.ones(BATCH, 1)
@@ -90,29 +89,32 @@ def batches():
 def evaluate(network):
     if style == "eval() and train()":
         network.eval()
-    gradients_off = torch.no_grad() if style != "no evaluation" else contextlib.nullcontext()
     if style == "gradients off in the loop":
         for images, _ in DataLoader(Slow(), BATCH):
             with torch.no_grad():
                 network(images)
-    elif style != "no evaluation":
-        with gradients_off:
+    else:
+        with torch.no_grad():
             for images, _ in DataLoader(Slow(), BATCH):
                 network(images)
     if style == "eval() and train()":
-        time.sleep(EVALUATED)  # what no_grad does not cover
+        time.sleep(EVALUATED)  # with gradients
         network.train()
 
 
-def step(network, optimizer, images, labels, last=True):
-    loss = (network(images) - labels).square().mean()
+def loss_of(network, images, labels):
+    return (network(images) - labels).square().mean()
+
+
+def step(network, optimizer, images, labels, update=True):
+    loss = loss_of(network, images, labels)
     if style == "gradients by hand":
         parameters = list(network.parameters())
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
     else:
         loss.backward()
-    if last:
+    if update:
         optimizer.step()
         optimizer.zero_grad()
     time.sleep(OWN)
@@ -121,7 +123,7 @@ def step(network, optimizer, images, labels, last=True):
 def closure_step(network, optimizer, images, labels):
     def closure():
         optimizer.zero_grad()
-        loss = (network(images) - labels).square().mean()
+        loss = loss_of(network, images, labels)
         loss.backward()
         return loss
 
@@ -130,9 +132,9 @@ def closure_step(network, optimizer, images, labels):
 
 
 def scaled_step(scaler, network, optimizer, images, labels, number):
-    """Every other step is skipped, as a gradient is infinite."""
+    """A step with infinite gradients, which are skipped, at every even number."""
     optimizer.zero_grad()
-    scaler.scale((network(images) - labels).square().mean()).backward()
+    scaler.scale(loss_of(network, images, labels)).backward()
     if number % 2 == 0:
         network.layer.weight.grad.fill_(float("inf"))
     scaler.step(optimizer)
@@ -142,7 +144,7 @@ def scaled_step(scaler, network, optimizer, images, labels, number):
 
 def two_optimizers(networks, optimizers, images, labels):
     for network, optimizer in zip(networks, optimizers, strict=True):
-        loss = (network(images) - labels).square().mean()
+        loss = loss_of(network, images, labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -156,7 +158,7 @@ def free_port():
 
 
 def second_training():
-    """Another process, which trains before this one."""
+    """Train in another process before this one does."""
     if "SECOND" not in os.environ:
         subprocess.run([sys.executable, __file__, "ends"], env={**os.environ, "SECOND": "1"}, check=True)
 
@@ -170,8 +172,7 @@ def with_lightning(network, optimizer):
             self.network = network
 
         def training_step(self, batch, number):
-            images, labels = batch
-            return (self.network(images) - labels).square().mean()
+            return loss_of(self.network, *batch)
 
         def on_train_batch_end(self, *_):
             time.sleep(OWN)
@@ -180,7 +181,7 @@ def with_lightning(network, optimizer):
             return optimizer
 
         def validation_step(self, batch, number):
-            return (self.network(batch[0]) - batch[1]).square().mean()
+            return loss_of(self.network, *batch)
 
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     trainer = Trainer(accelerator="cpu", max_epochs=-1, **quiet)
@@ -203,11 +204,11 @@ def with_transformers(network, optimizer, directory):
         def __getitems__(self, places):
             return [{"images": image, "labels": label} for image, label in super().__getitems__(places)]
 
-    class Own(TrainerCallback):
+    class OwnWork(TrainerCallback):
         def on_step_end(self, *_, **__):
             time.sleep(OWN)
 
-    where = TrainingArguments(
+    arguments = TrainingArguments(
         directory,
         per_device_train_batch_size=BATCH,
         max_steps=10**6,
@@ -217,20 +218,19 @@ def with_transformers(network, optimizer, directory):
         use_cpu=True,
         logging_strategy="no",
     )
-    Trainer(Loss(), where, train_dataset=Named(), optimizers=(optimizer, None), callbacks=[Own()]).train()
+    Trainer(Loss(), arguments, train_dataset=Named(), optimizers=(optimizer, None), callbacks=[OwnWork()]).train()
 
 
 def with_deepspeed(network, optimizer):
     import deepspeed
 
     deepspeed.init_distributed("gloo")
-
     stage = {"zero_optimization": {"stage": 1}} if style == "deepspeed zero" else {}
     config = {"train_micro_batch_size_per_gpu": BATCH, "zero_allow_untested_optimizer": True, **stage}
     engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
     while True:
         for images, labels in batches():
-            engine.backward((engine(images) - labels).square().mean())
+            engine.backward(loss_of(engine, images, labels))
             engine.step()
             time.sleep(OWN)
 
