@@ -1,4 +1,4 @@
-"""Comparisons made by hand, for tests: what was measured in them is what the test plants."""
+"""Made-up comparisons for tests, with the measurements that a test plants."""
 
 import copy
 import random
@@ -52,7 +52,7 @@ PHASES = PhaseTimes(1.0, 0.5, 20.0, 40.0, update=3.0)
 
 
 def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phases=PHASES, **values) -> RunResult:
-    """A RunResult with one epoch for each of `seconds`."""
+    """Return a RunResult with one epoch for each of `seconds`."""
     epochs = tuple(
         EpochRecord(number, value, 0.5, 1000, 10, 1.0 / number, 1.1 / number, 0.5 + number / 10, phases)
         for number, value in enumerate(seconds, start=1)
@@ -89,7 +89,7 @@ def configuration(method="single", name=None, values=(), skip="", command=(), **
 def runs(
     method="single", seconds=(2.0, 2.02, 1.98), epochs=3, first=None, phases=(1.0, 0.5, 20.0, 40.0, 3.0), **values
 ):
-    """One RunResult for each of `seconds`, each of whose epochs takes that long; the first may take longer.
+    """Return one RunResult for each of `seconds`, the length of its epochs. first: that of the first epoch.
 
     phases: data, transfer, forward, backward, update.
     """
@@ -102,18 +102,20 @@ def runs(
 
 
 def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -> Report:
-    """A Report of (configuration, results) pairs; a result may be an Outcome's status instead, if the run failed.
+    """Return a Report of (configuration, results) pairs. For a failed run, a result is the Outcome's status.
 
-    probe: what it has besides PROBE, as common.programs.probe prints it. foreign_cores: by configuration's name, what
-    other programs used meanwhile.
+    probe: changes to PROBE, as printed by common.programs.probe. foreign_cores: by configuration's name, the cores that
+    other programs used.
     """
     outcomes = []
     for row, results in rows:
+        foreign = dict(foreign_cores).get(row.name, 0.0)
         for block, result in enumerate(results, start=1):
-            end = (result, "signal 9") if isinstance(result, str) else ("ok", "")
-            made = (row.name, block, *end, f"python {row.method}.py", f"{row.name}-{block}.log")
-            failed, foreign = isinstance(result, str), dict(foreign_cores).get(row.name, 0.0)
-            outcomes.append(Outcome(*made, int(failed), 9.0, foreign, None if failed else result))
+            command, log = f"python {row.method}.py", f"{row.name}-{block}.log"
+            failed = isinstance(result, str)
+            status, reason = (result, "signal 9") if failed else ("ok", "")
+            ended = int(failed), 9.0, foreign, None if failed else result
+            outcomes.append(Outcome(row.name, block, status, reason, command, log, *ended))
     plan = tuple(row for row, _ in rows)
     order = tuple((outcome.block, outcome.configuration) for outcome in outcomes)
     return Report(
@@ -129,23 +131,23 @@ def report_of(*rows, probe=(), equivalence=None, foreign_cores=(), **settings) -
 
 
 def each_epoch(result: RunResult, **values) -> RunResult:
-    """The same, whose every epoch has these values."""
+    """Return the result with these values in every epoch."""
     return replace(result, epochs=tuple(replace(epoch, **values) for epoch in result.epochs))
 
 
 def each_outcome(report: Report, **values) -> Report:
-    """The same, whose every run has these values."""
+    """Return the report with these values in every outcome."""
     return replace(report, outcomes=tuple(replace(outcome, **values) for outcome in report.outcomes))
 
 
 def markdown_of(analysis, directory) -> str:
-    """What report.md says."""
+    """Return the text of report.md."""
     write_markdown(analysis, directory / "report.md", [])
     return (directory / "report.md").read_text()
 
 
 def as_long_as_its_parts(report: Report) -> Report:
-    """The same, where the wall time of each run is that of its start-up, epochs and evaluations."""
+    """Return the report with wall times that are the sums of start-up, epochs and evaluations."""
 
     def timed(outcome):
         epochs = outcome.result.epochs if outcome.result else ()
@@ -207,29 +209,26 @@ JITTER = (1.0, 1.002, 0.998)  # of three blocks
 
 
 def rank(phases, cpu=0.95, queued=0.01, waits=None):
-    """One rank's epoch: cpu and queued as shares of it."""
+    """Return one rank's epoch. cpu, queued: shares of it."""
     seconds = STEPS * sum(phases.values()) / 1000
     queued = None if queued is None else queued * seconds
     return RankTimes(seconds, PhaseTimes(**phases), cpu * seconds, queued, waits)
 
 
 def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
-    """A run whose every epoch has these ranks, so many times as long; of one device where there is one rank."""
+    """Return a run with these ranks in each epoch. factors: relative lengths of the epochs."""
+
+    def scaled(own, factor):
+        times = {name: getattr(own, name) for name in ("train_seconds", "cpu_seconds", "queue_seconds")}
+        times = {name: seconds and factor * seconds for name, seconds in times.items()}
+        phases = PhaseTimes(**{name: factor * value for name, value in own.phases.known.items()})
+        return replace(own, phases=phases, **times)
 
     def epoch(number, factor):
-        def longer(phases):
-            return PhaseTimes(**{name: factor * value for name, value in phases.known.items()})
-
-        def scaled(own):
-            times = {name: getattr(own, name) for name in ("train_seconds", "cpu_seconds", "queue_seconds")}
-            times = {name: seconds and factor * seconds for name, seconds in times.items()}
-            return replace(own, phases=longer(own.phases), **times)
-
-        kept = tuple(map(scaled, ranks))
-        slowest = max(kept, key=lambda own: own.train_seconds)
-        return replace(
-            result.epochs[0], epoch=number, train_seconds=slowest.train_seconds, phases=slowest.phases, ranks=kept
-        )
+        all_ranks = tuple(scaled(own, factor) for own in ranks)
+        slowest = max(all_ranks, key=lambda own: own.train_seconds)
+        values = {"train_seconds": slowest.train_seconds, "phases": slowest.phases, "ranks": all_ranks}
+        return replace(result.epochs[0], epoch=number, **values)
 
     settings = {
         "world_size": len(ranks),
@@ -254,7 +253,7 @@ def single(epochs=3, **values):
 
 
 def halves(**changed):
-    """The phases of an even share between two ranks, with others in their place."""
+    """Return the phases of an even share between two ranks, except for the changed ones."""
     return {**{name: value / 2 for name, value in STEP_MS.items()}, **changed}
 
 
@@ -263,10 +262,10 @@ def ddp(*ranks, **values):
 
 
 def unlike(**settings) -> Report:
-    """A comparison on four cores in which every number differs: of each row, run, epoch, rank, device and class.
+    """Return a comparison on four cores with a different number for each row, run, epoch, rank, device and class.
 
-    Accuracy is best before the last epoch; the first epoch takes half as much again; the second rank and the second
-    device are the larger ones. Besides, one row is simulated, and one has failed.
+    The accuracy is best before the last epoch; the first epoch takes 1.5 times as long; the second rank is slower and
+    the second device has more memory. One row is simulated, and one has failed.
     """
     rng = random.Random(4)
 

@@ -96,7 +96,7 @@ def _resident(case: Case) -> Iterator[Finding]:
             yield Finding("resident loader", {"x": saved, "y": step, "n": saved / step, "r": speed, "z": needed})
 
 
-def _own_milliseconds(case: Case, *names: str) -> dict[str, float]:
+def _method_milliseconds(case: Case, *names: str) -> dict[str, float]:
     """Return the mean over the runs of times that the method itself measures, per batch; empty if it does not."""
     measured = [result.method_milliseconds or {} for result in case.row.results]
     if not all(name in times for times in measured for name in names):
@@ -105,7 +105,7 @@ def _own_milliseconds(case: Case, *names: str) -> dict[str, float]:
 
 
 def _overhead(case: Case) -> Iterator[Finding]:
-    parts, step = _own_milliseconds(case, "scatter", "replicate", "gather"), case.summary.step_milliseconds
+    parts, step = _method_milliseconds(case, "scatter", "replicate", "gather"), case.summary.step_milliseconds
     spent = sum(parts.values())
     if parts and spent / step >= OVERHEAD:
         name = method_of(case.row.configuration.method).called or case.row.label
@@ -114,7 +114,7 @@ def _overhead(case: Case) -> Iterator[Finding]:
 
 
 def _idle_stage(case: Case) -> Iterator[Finding]:
-    times, forward = [*_own_milliseconds(case, "stage 0", "stage 1").values()], case.summary.phases.forward
+    times, forward = [*_method_milliseconds(case, "stage 0", "stage 1").values()], case.summary.phases.forward
     if not times or forward is None:
         return
     micro_batches = case.result.config["micro_batches"]

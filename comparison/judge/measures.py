@@ -73,21 +73,19 @@ class Measures:
 
 
 def image_seconds(outcome: Outcome, result: RunResult) -> float:
-    """Return a run's mean seconds per image. Rows with other batches or ranks may have other numbers of images."""
+    """Return a run's mean seconds per image: rows may differ in the number of images of an epoch."""
     epochs = result.timed_epochs
     return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
 
 
 def block_times(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float] = image_seconds) -> Array:
     """Return a measure of every successful run, (blocks, rows), with nan where there is none."""
-    cells = {
-        (run.block, column): measure(run, result)
-        for column, row in enumerate(rows)
-        for run, result in successful_runs(row)
-    }
-    blocks = sorted({block for block, _ in cells})
-    values = [[cells.get((block, column), math.nan) for column in range(len(rows))] for block in blocks]
-    return np.array(values).reshape(len(blocks), len(rows))
+    blocks = sorted({run.block for row in rows for run, _ in successful_runs(row)})
+    times = np.full((len(blocks), len(rows)), np.nan)
+    for column, row in enumerate(rows):
+        for run, result in successful_runs(row):
+            times[blocks.index(run.block), column] = measure(run, result)
+    return times
 
 
 def confidence_of(report: Report) -> float:
@@ -99,20 +97,19 @@ def measure(report: Report) -> Measures:
     """Return what all runs of a report show.
 
     The noise is estimated from all rows, including those that stand in for missing devices: they train on the same
-    machine, in the same blocks. With --margin it is estimated from the blocks that determined the number of blocks: so
-    the intervals keep their confidence although that number depends on the noise (C. Stein, Annals of Mathematical
-    Statistics 16, 1945).
+    machine, in the same blocks. With --margin, it is estimated only from the blocks that determined the number of
+    blocks, so the intervals keep their confidence although that number depends on the noise (C. Stein, Annals of
+    Mathematical Statistics 16, 1945).
     """
     rows, settings = report.all_rows, report.settings
-    how_to_judge = (
-        confidence_of(report),
-        report.wanted_blocks if settings.get("margin") else None,
-        settings["equal_within"] or EQUAL_WITHIN,
-        frozenset(row.configuration.name for row in rows if row.disturbed),
-    )
+    confidence = confidence_of(report)
+    noise_blocks = report.wanted_blocks if settings.get("margin") else None
+    equal_within = settings["equal_within"] or EQUAL_WITHIN
+    disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
 
     def table(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float]) -> Table:
-        return Table(tuple(row.configuration.name for row in rows), block_times(rows, measure), *how_to_judge)
+        names = tuple(row.configuration.name for row in rows)
+        return Table(names, block_times(rows, measure), confidence, noise_blocks, equal_within, disturbed)
 
     images = table(rows, image_seconds)
     training = table(rows, lambda _, result: training_seconds(result))

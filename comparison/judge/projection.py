@@ -1,4 +1,4 @@
-"""Project the speed-up with more devices than there are, from measurements on one device."""
+"""Project the speed-up with more devices than there are. Projections are never mixed with measurements."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -173,7 +173,7 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
     counts = (1, *sorted(set(report.settings["project"]) - {1}))
     if not probe or not basis or not all(batch // devices in basis.steps for devices in counts):
         return Projection((), (Finding("nothing to project"),))
-    steps = -(-probe.train_images // batch)
+    steps = math.ceil(probe.train_images / batch)
     steps = min(steps, report.settings["max_steps"] or steps)
     alone = _measured(report, 1, summaries)
     basis = replace(basis, factor=1000 * alone / steps / basis.step(1).milliseconds if alone else None)
@@ -190,7 +190,7 @@ def project(report: Report, summaries: dict[str, Summary]) -> Projection:
 
 
 def _basis(report: Report, probe: Probe) -> _Basis | None:
-    planned, cores = report.first, report.environment["cores"]
+    planned = report.first
     model = next((model for model in probe.models if model.model == planned.model), None)
     loader = next((loader for loader in probe.loaders if loader.num_workers == planned.num_workers), None)
     if not model or not loader:
@@ -198,15 +198,15 @@ def _basis(report: Report, probe: Probe) -> _Basis | None:
     ranks = max(2, len(report.environment["gpus"])) if planned.device == "gpu" else 2
     waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / (model.link_gbps or math.nan)
     return _Basis(
-        planned,
-        cores if planned.device == "cpu" else None,
-        probe.step_milliseconds(planned.model),
-        model.buckets or (Bucket(model.gradient_bytes, None),),
-        ranks,
-        _link(report, model, ranks, waiting),
-        max(0.0, waiting - model.long_milliseconds) if model.long_milliseconds else 0.0,
-        1000 * planned.batch_size / loader.images_per_second,
-        1000 * planned.batch_size * loader.cpu_seconds_per_image,
+        planned=planned,
+        cores=report.environment["cores"] if planned.device == "cpu" else None,
+        steps=probe.step_milliseconds(planned.model),
+        buckets=model.buckets or (Bucket(model.gradient_bytes, None),),
+        ranks=ranks,
+        link=_link(report, model, ranks, waiting),
+        wait=max(0.0, waiting - model.long_milliseconds) if model.long_milliseconds else 0.0,
+        loading=1000 * planned.batch_size / loader.images_per_second,
+        cpu=1000 * planned.batch_size * loader.cpu_seconds_per_image,
     )
 
 
@@ -223,13 +223,13 @@ def _link(report: Report, model: ModelLink, ranks: int, waiting: float) -> Link:
         rest = (model.long_milliseconds or waiting) - short  # a long exchange contains the time of a short one
         gbps = (model.link_gbps or math.nan) * waiting / rest if rest > 0 else math.inf
     return Link(
-        short / (2 * (ranks - 1) * segments),
-        gbps,
-        segments,
-        at_once,
-        report.environment["cores"] if on_cpu else None,
-        report.settings.get("link_ms") or 0.0,
-        given or math.inf,
+        start=short / (2 * (ranks - 1) * segments),
+        gbps=gbps,
+        segments=segments,
+        at_once=at_once,
+        cores=report.environment["cores"] if on_cpu else None,
+        delay=report.settings.get("link_ms") or 0.0,
+        wire=given or math.inf,
     )
 
 

@@ -168,8 +168,8 @@ def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
 
 def throttled_share(results: Sequence[RunResult]) -> Excess | None:
     """Return the share of a training in which a quota stopped its threads, 0..1; None without a quota."""
-    shares = [_throttled(result) for result in results]
-    return mean_excess("throttled", [share for share in shares if share is not None]) if None not in shares else None
+    shares = [share for result in results if (share := _throttled(result)) is not None]
+    return mean_excess("throttled", shares) if len(shares) == len(results) else None
 
 
 def _throttled(result: RunResult) -> float | None:
@@ -226,6 +226,7 @@ def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
     merged: list[tuple[float, float]] = []
     for start, end in sorted((span.start, span.end) for span in spans if span.end > span.start):
         if merged and start <= merged[-1][1]:
-            start, end = merged[-1][0], max(end, merged.pop()[1])
+            start, earlier_end = merged.pop()
+            end = max(end, earlier_end)
         merged.append((start, end))
     return merged

@@ -206,14 +206,14 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
         whole = None if row.configuration.is_script else account_for_runs(row, baseline, standing.accounts)
     return Accounts(
-        steps,
-        whole,
-        mean_ranks(runs),
-        find_straggler(runs),
-        queued_share(runs, row.results[0].threads_per_process),
-        throttled_share(row.results),
-        cores_computing(runs),
-        own_growth,
-        growth(row, baseline) if baseline and baseline.results else own_growth,
-        usual,
+        steps=steps,
+        runs=whole,
+        ranks=mean_ranks(runs),
+        straggler=find_straggler(runs),
+        queued=queued_share(runs, row.results[0].threads_per_process),
+        throttled=throttled_share(row.results),
+        cores=cores_computing(runs),
+        growth=own_growth,
+        relative_growth=growth(row, baseline) if baseline and baseline.results else own_growth,
+        usual=usual,
     )

@@ -1,4 +1,4 @@
-"""Somebody's own scripts in a comparison: judged by the time per sample, and nothing claimed that cannot be seen."""
+"""Comparisons of user scripts: judged by the time per sample, without claims about anything unseen."""
 
 import math
 from dataclasses import replace
@@ -17,7 +17,7 @@ PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
 
 
 def script(name, milliseconds, samples=100, **values):
-    """A row of three runs, in which a step takes so long; their slices have 10, 20, 30 and 40 steps."""
+    """A row of three runs with this step time, in slices of 10, 20, 30 and 40 steps."""
 
     def run(factor):
         values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
@@ -38,7 +38,7 @@ def report(*rows):
     return report_of(*rows, baseline="single", repeats=3, warmup=10)
 
 
-def test_scripts_are_compared_with_the_first_by_the_time_per_sample():
+def test_scripts_are_compared_with_the_first_one_by_time_per_sample():
     analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
     mine, ddp = analysis.rows
     assert ddp.standing.baseline is mine.row and ddp.standing.speed_up.value == pytest.approx(2 * 20 / 24)
@@ -46,18 +46,18 @@ def test_scripts_are_compared_with_the_first_by_the_time_per_sample():
     (decision,) = analysis.decisions
     assert (decision.kind, decision.wall_time.kind, decision.best) == ("use", "samples", ddp)
     assert decision.wall_time.means["script-mine"] == pytest.approx(1000 * 0.020 / 100, rel=0.01)
-    assert mine.warnings == ddp.warnings == ()  # slices of other lengths are neither stalled nor unsteady
+    assert mine.warnings == ddp.warnings == ()  # slices may differ in length
     assert mine.accounts.growth.value == pytest.approx(0.0, abs=1e-9)
 
 
-def test_of_scripts_that_are_tied_the_first_with_the_fewest_processes_is_recommended():
+def test_the_first_tied_script_with_the_fewest_processes_is_recommended():
     rows = [script("mine", 20.0), script("again", 19.9), script("ddp", 19.8, world_size=2)]
     (decision,) = analyse(report(*rows)).decisions
     assert decision.best.label == "mine" and {entry.label for entry in decision.tied} == {"again", "ddp"}
 
 
 @pytest.mark.parametrize("kind", ["ranks", "bf16"])
-def test_a_trial_is_told_and_never_recommended(kind):
+def test_a_trial_is_shown_but_never_recommended(kind):
     fast, runs_of = script("mine", 10.0)
     tried = replace(fast, name=f"script-mine-{kind}", label="tried"), runs_of
     memory = script("mine", 18.0)
@@ -68,7 +68,7 @@ def test_a_trial_is_told_and_never_recommended(kind):
     assert [*decision.out] == [f"script-mine-{kind}"] and decision.ratios[f"script-mine-{kind}"].value < 1
 
 
-def test_what_loader_workers_could_save_is_projected_from_the_loader_alone():
+def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     def projected(alone, workers=0):
         config = {"loader_milliseconds": alone}
         first = script("mine", 20.0, config=config, workers_per_process=workers)
@@ -76,12 +76,12 @@ def test_what_loader_workers_could_save_is_projected_from_the_loader_alone():
         return with_loader_workers(mine.row, mine.summary, cores=4)
 
     assert projected(None) is None
-    assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without the 1 that it waits for data
+    assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without 1 ms of waiting for data
     assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step
-    assert projected(400.0, workers=2) == (400.0, 200.0)  # two take so long already
+    assert projected(400.0, workers=2) == (400.0, 200.0)  # as long as with the two workers already there
 
 
-def test_scripts_beside_methods_have_a_baseline_and_a_recommendation_of_their_own():
+def test_scripts_among_methods_have_their_own_baseline_and_decision():
     single, ddp = configuration(), configuration("ddp")
     rows = [(single, runs()), (ddp, runs("ddp", (1.0, 1.01, 0.99))), script("mine", 20.0), script("ddp2", 30.0)]
     analysis = analyse(report(*rows))
@@ -92,7 +92,7 @@ def test_scripts_beside_methods_have_a_baseline_and_a_recommendation_of_their_ow
     ]
 
 
-def test_what_is_seen_to_differ_is_said():
+def test_seen_differences():
     mine, other = (
         make_result("script", config={**OWN, "optimizer": optimizer}, parameters=number, precision=kind)
         for optimizer, number, kind in (("SGD", 5, "float32"), ("AdamW", 6, "bfloat16"))
@@ -105,7 +105,7 @@ def test_what_is_seen_to_differ_is_said():
     ]
 
 
-def test_a_report_of_scripts_speaks_of_samples_and_shows_a_dash_for_what_nobody_saw(tmp_path):
+def test_a_report_of_scripts_has_samples_and_dashes_for_unseen_values(tmp_path):
     analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
     report_md = markdown_of(analysis, tmp_path)
     for text in (terminal_text(analysis), report_md):

@@ -1,4 +1,4 @@
-"""The parts of a difference: that they add up, and how sure they are."""
+"""Accounts of steps and runs: their parts add up, and have intervals."""
 
 import json
 import random
@@ -46,9 +46,9 @@ def test_parts_add_up_to_the_difference():
 
 
 @pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.parent.name)
-def test_parts_add_up_in_every_committed_comparison(file):
+def test_parts_add_up_in_committed_comparisons(file):
     baseline, *rows = (row for row in read_results(file).rows if row.results)
-    if baseline.configuration.is_script:  # of which no whole run is told, and the rest is the script's own
+    if baseline.configuration.is_script:  # has no account of runs, and time outside of the phases
         assert len(rows) == 4 and all(account_for_steps(row, baseline, 1.0) for row in rows)
         return
     for row in rows:
@@ -61,10 +61,10 @@ def test_parts_add_up_in_every_committed_comparison(file):
             assert sum(part.value for part in account.parts) == pytest.approx(own - share * other, abs=1e-9)
             assert account.total.value == pytest.approx(own - share * other, abs=1e-9)
         account = account_for_steps(row, baseline, 2.0)
-        assert abs(account.parts[-1].value) < 0.02 * account.value  # the phases are all of a step
+        assert abs(account.parts[-1].value) < 0.02 * account.value  # almost nothing is outside of the phases
 
 
-def test_an_interval_is_students_and_wider_for_one_of_several_claims():
+def test_intervals_are_students_and_wider_for_several_claims():
     alone, of_five = mean_excess("data", [1.0, 2.0, 3.0]), mean_excess("data", [1.0, 2.0, 3.0], claims=5)
     assert (alone.value, alone.margin) == pytest.approx((2.0, 4.30265 / 3**0.5), rel=1e-4)  # t(2) at 97.5%
     assert of_five.margin == pytest.approx(9.92484 / 3**0.5, rel=1e-4)  # at 99.5%
@@ -72,7 +72,7 @@ def test_an_interval_is_students_and_wider_for_one_of_several_claims():
     assert mean_excess("data", [-1.0, -1.1, -0.9]).proved
 
 
-def test_what_is_proved_comes_in_the_order_of_size():
+def test_proved_parts_are_in_order_of_size():
     other = [Time(20.0, {"data": 2.0, "forward": 10.0, "backward": 8.0})] * 3
     own = [
         Time(28.0 + noise, {"data": 1.0 + noise, "forward": 12.0, "backward": 14.0 + noise / 9})
@@ -82,7 +82,7 @@ def test_what_is_proved_comes_in_the_order_of_size():
     assert [(part.name, part.value) for part in proved] == [("backward", 10.0), ("forward", 7.0), ("outside", 1.0)]
 
 
-def test_the_parts_of_all_accounts_that_are_told_are_one_family():
+def test_parts_of_all_accounts_have_simultaneous_intervals():
     rows = analyse(read_results(FIGURES / "cifar10-resnet8" / "results.json")).rows
     compared = [entry for entry in rows if entry.accounts.steps]
     assert len(compared) == 5
@@ -95,7 +95,7 @@ def test_the_parts_of_all_accounts_that_are_told_are_one_family():
 
 
 def of_ranks(*ranks):
-    """A run of DDP whose every epoch of 10 steps has these ranks: seconds, and milliseconds of forward and exchange."""
+    """A run of DDP with these ranks in each epoch of 10 steps: seconds, milliseconds of forward and of exchange."""
     (result,) = runs("ddp", (max(seconds for seconds, *_ in ranks),), count=len(ranks), world_size=len(ranks))
     kept = tuple(
         RankTimes(seconds, PhaseTimes(0.0, 0.0, forward, 40.0, exchange, 3.0), 1.0, 0.0)
@@ -104,7 +104,7 @@ def of_ranks(*ranks):
     return each_epoch(result, ranks=kept)
 
 
-def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
+def test_phases_are_the_critical_ranks():
     waits, works = (1.002, 20.0, 37.0), (1.0, 55.0, 2.0)
     for ranks, critical in (((waits, works), 1), ((works, waits), 0)):
         means = rank_means(of_ranks(*ranks))
@@ -118,13 +118,13 @@ def test_the_phases_are_those_of_the_rank_that_the_others_wait_for():
     assert critical_rank(rank_means(make_result())) is None
 
 
-def test_ranks_that_were_not_kept_in_every_epoch_do_not_count():
+def test_ranks_must_be_recorded_in_every_epoch():
     result = of_ranks((1.0, 20.0, 0.0), (1.1, 20.0, 0.0))
     older = replace(result, epochs=(result.epochs[0], replace(result.epochs[1], ranks=()), result.epochs[2]))
     assert len(rank_means(result)) == 2 and rank_means(older) == []
 
 
-def test_one_device_exchanges_nothing_and_an_older_result_does_not_tell():
+def test_one_device_exchanges_nothing_and_older_results_have_no_exchange():
     alone = dict(data=1.0, transfer=0.5, forward=20.0, backward=40.0, exchange=0.0, update=3.0)
     assert step_time(make_result()).parts == {**alone, LATE: 0.0}
     assert "exchange" not in step_time(make_result("ddp", devices=("cpu", "cpu"))).parts
@@ -140,13 +140,13 @@ def test_a_run_is_start_up_warm_up_training_and_evaluation(seconds, warm_up, tra
 
 
 @pytest.mark.parametrize("images, expected", [(1, 100.0), (2, 200.0)])
-def test_under_weak_scaling_a_step_has_the_devices_work(images, expected):
+def test_the_expected_step_depends_on_its_images(images, expected):
     results = [each_epoch(result, samples=1000 * images) for result in runs("ddp", count=2, world_size=2)]
     single, ddp = report_of((configuration(), runs()), (configuration("ddp"), results)).rows
     assert account_for_steps(ddp, single, 2.0).expected == pytest.approx(expected)  # half of 200 ms
 
 
-def test_blocks_are_paired_and_what_failed_in_one_row_is_left_out():
+def test_blocks_are_paired_without_failed_runs():
     slower = [2.0, 4.0, 6.0]
     report = report_of(
         (configuration(), runs(seconds=slower)),

@@ -1,0 +1,147 @@
+"""What runs show: means, warnings, and the utilisation of GPUs."""
+
+import csv
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from common.engine.run import PRECISIONS
+from comparison.judge.analysis import analyse
+from comparison.judge.measures import measure
+from comparison.judge.statistics import mean_interval
+from comparison.judge.summaries import PEAKS, run_seconds, unsteadiness
+from comparison.show.report import write_csv
+from comparison.show.sentences import tell
+from comparison.show.tables import main_table
+from tests.reports import configuration, make_result, report_of, runs
+
+stats = pytest.importorskip("scipy.stats")
+
+
+def row_of(*results, **values):
+    return report_of((configuration(), results), **values).rows[0]
+
+
+def summary_of(*results, method="single"):
+    return measure(report_of((configuration(method), results))).summaries[method]
+
+
+def test_means_exclude_the_warm_up_epoch_and_failed_runs():
+    seconds = (9.0, 1.0, 4.0, 4.0), (9.0, 3.0, 5.0, 4.0), (9.0, 8.0, 6.0, 7.0)
+    results = [*(make_result(seconds=own) for own in seconds), "failed"]
+    numbers, mean = summary_of(*results), (3.0 * 4.0 * 7.0) ** (1 / 3)
+    assert run_seconds(row_of(*results)) == [3.0, 4.0, 7.0]
+    assert numbers.epoch_seconds == pytest.approx(mean) and numbers.images_per_second == pytest.approx(1000 / mean)
+    assert (numbers.fastest_epoch, numbers.slowest_epoch, numbers.runs) == (1.0, 8.0, 3)
+    assert numbers.accuracy == pytest.approx(0.9)
+    assert summary_of(make_result(seconds=(5.0,))).epoch_seconds == pytest.approx(5.0)
+    assert summary_of("failed").epoch_seconds is None
+
+
+def test_a_diverged_run_with_a_result_does_not_count():
+    report = report_of((configuration(), [make_result(seconds=(9.0, 2.0)), make_result(seconds=(9.0, 1.0))]))
+    diverged = replace(report.outcomes[1], status="diverged")
+    (row,) = replace(report, outcomes=(report.outcomes[0], diverged)).rows
+    assert run_seconds(row) == [2.0] and row.troubles == [diverged]
+
+
+def test_a_method_that_trains_something_else_has_no_accuracy():
+    numbers = summary_of(*runs("ddp"), method="ddp-no-sync")
+    assert numbers.accuracy is None and numbers.epoch_seconds == pytest.approx(2.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "results, words",
+    [
+        (runs(), []),
+        (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s"]),
+        (runs(first=8.0), ["4.0 times", "--epochs"]),
+        ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
+        ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
+        ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),
+    ],
+)
+def test_warnings_of_unsteady_rows(results, words):
+    reasons = list(map(tell, unsteadiness(row_of(*results))))
+    assert len(reasons) == bool(words) and all(word in reason for reason in reasons for word in words)
+
+
+def test_stalls_count_and_other_programs_disturb_on_few_cores():
+    seconds = (9.0, 1.0, 3.0, 1.0, 3.0, 1.0)
+    assert run_seconds(row_of(make_result(seconds=seconds))) == pytest.approx([sum(seconds[1:]) / 5])
+    eight_cores = {"environment": {"torch": "2.11.0", "cores": 8, "gpus": []}}
+    assert row_of(*runs(), foreign_cores={"single": 0.5}).disturbed
+    assert not row_of(*runs(**eight_cores), foreign_cores={"single": 0.5}).disturbed
+
+
+def test_a_training_time_has_an_interval_from_three_runs():
+    seconds = [8.0, 9.0, 11.0]
+    logs = np.log(seconds)
+    expected = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
+    assert np.log(mean_interval(seconds, math.exp(logs.mean()))) == pytest.approx(expected)
+    assert mean_interval(seconds[:2], 8.5) is None
+    assert np.log(summary_of(*runs(seconds=seconds, epochs=1)).training_interval) == pytest.approx(expected)
+
+
+def test_warnings_of_dependent_blocks_and_two_modes():
+    random = np.random.default_rng(1)
+    slow = np.cumsum(random.normal(0, 0.05, (30, 2)), axis=0)  # drifts from block to block
+    modes = np.column_stack([random.normal(0, 0.01, 30), 0.2 * (np.arange(30) % 3 == 0) + random.normal(0, 0.01, 30)])
+
+    def warned(noise):
+        times = np.exp(noise)
+        rows = (configuration(), runs(seconds=times[:, 0])), (configuration("ddp"), runs("ddp", times[:, 1]))
+        analysis = analyse(report_of(*rows))
+        return analysis.resolution.dependence, {found.kind for entry in analysis.rows for found in entry.warnings}
+
+    dependence, _ = warned(slow)
+    assert dependence > 0.5
+    independent, kinds = warned(modes)
+    assert independent is None and "two modes" in kinds
+    assert "two modes" not in warned(random.normal(0, 0.05, (30, 2)))[1]
+
+
+# ---- utilisation of GPUs
+
+
+H100, T4 = "NVIDIA H100 80GB HBM3", "Tesla T4"
+
+
+def compared(*cards, precision="float32", flop=1e9, **values):
+    """A row on a CPU and one on cards, with 1000 images per second."""
+    named = tuple(f"cuda:{number} ({card})" for number, card in enumerate(cards))
+    own = [replace(run, devices=named, precision=precision, **values) for run in runs("ddp", (1.0, 1.0, 1.0), count=2)]
+    models = [{"model": "lenet", "gradient_bytes": 1000, "link_gbps": None, "flop": flop}]
+    return report_of((configuration(), runs()), (configuration("ddp"), own), probe={"models": models})
+
+
+@pytest.mark.parametrize(
+    "report, mfu",
+    [
+        (compared(H100), 1e12 / 67e12),
+        (compared(H100, H100), 1e12 / 134e12),
+        (compared(H100, precision="bfloat16 autocast"), 1e12 / 989.5e12),
+        (compared(H100, precision="float32 as TF32"), 1e12 / 494.5e12),
+        (compared(H100, T4), 1e12 / 75.1e12),
+        (compared(T4, precision="bfloat16 autocast"), None),  # not supported
+        (compared(H100, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), None),
+        (compared(H100, precision="float64"), None),
+        (compared(H100, flop=None), None),
+        (compared(H100, simulated=True), None),
+    ],
+)
+def test_utilisation_is_the_share_of_all_cards_peak_at_the_precision(report, mfu, tmp_path):
+    single, ddp = measure(report).summaries.values()
+    assert single.mfu is None and ddp.mfu == (mfu and pytest.approx(mfu))
+    analysis = analyse(report)
+    assert ("MFU (%)" in main_table(analysis, "simple")) == (mfu is not None)
+    assert mfu is None or f" {100 * mfu:#.2g} " in main_table(analysis, "simple")
+    write_csv(analysis, tmp_path / "results.csv")
+    single, ddp = csv.DictReader((tmp_path / "results.csv").open())
+    assert not single.get("mfu") and ddp.get("mfu") == (mfu and str(measure(report).summaries["ddp"].mfu))
+
+
+def test_peaks_have_the_precisions_of_runs():
+    assert {name for peaks in PEAKS.values() for name in peaks} <= {*PRECISIONS.values()}
