@@ -1,11 +1,11 @@
-"""Train with DistributedDataParallel again, written with Hugging Face Accelerate, which hides it behind prepare().
+"""Train with DistributedDataParallel through Hugging Face Accelerate, which wraps the model in prepare().
 
     accelerate launch --num_processes 2 accelerate_train.py --dataset mnist
     torchrun --standalone --nproc_per_node=2 accelerate_train.py --dataset mnist
 
-Without a GPU, `accelerate launch --num_processes 2` starts one process: there, use torchrun. Accelerate is optional:
-pip install accelerate. The loop around train_step, with its clocks, is common.engine.loop.train_one_epoch; the same
-loop in nine lines, without measuring, is train_by_hand() in benchmarks/overhead.py.
+Without a GPU, use torchrun: `accelerate launch --num_processes 2` would start only one process. Accelerate is optional:
+pip install accelerate. The loop around train_step, with its timing, is common.engine.loop.train_one_epoch;
+train_by_hand() in benchmarks/overhead.py is the same loop in nine lines, without timing.
 """
 
 from common.settings.command import begin_ranks
@@ -25,20 +25,20 @@ from common.ranks.start import start_ranks
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # or ranks with other flags or data would train together in silence
-    # prepare() could shard the loaders too, but pads the test set; ours are the same as in every other method
+    place.agree(image_set)  # fail if the ranks differ in flags, data or code
+    # not passed to prepare(), which would pad the test set; all methods use the same loaders
     sampler = DistributedSampler(image_set.train_labels, place.ranks, place.rank, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, place.device, sampler)
 
     model = build_model(config, image_set)
-    place.join()  # from here on, ranks can exchange tensors
+    place.join()  # from here on, the ranks can exchange tensors
     model.to(place.device)
-    accelerator = make_accelerator(place)  # finds the process group that this rank has joined
+    accelerator = make_accelerator(place)  # uses the process group this rank has joined
     parallel, optimizer = accelerator.prepare(model, build_optimizer(model.parameters(), config))
-    parallel.broadcast_buffers = False  # once, before the evaluation, is enough
+    parallel.broadcast_buffers = False  # they are broadcast once, before the evaluation
 
     loss_function = build_loss(config, model)
-    last_gradient = LastGradient(model)  # when it is there, what is left of the exchange begins
+    last_gradient = LastGradient(model)  # ends the backward phase; the rest of the exchange follows
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, place.device), labels.to(place.device, non_blocking=True)
@@ -46,7 +46,7 @@ def train(config, options, place):
         loss = loss_function(parallel(images), labels)
         mark("forward")
         last_gradient.will_mark(mark, "backward")
-        accelerator.backward(loss)  # the ranks' gradients are averaged meanwhile
+        accelerator.backward(loss)  # also averages the gradients over the ranks
         mark("exchange")
         return loss
 

@@ -4,10 +4,10 @@
     python data_parallel_train.py --epochs 10 --batch-size 128 --device gpu --use-parallel
     python data_parallel_train.py --dataset mnist --loader resident --simulate-devices 4
 
-One process feeds all devices: in every step it cuts the batch into one part per device (scatter), copies the model to
-each (replicate), runs the replicas in threads, and collects their outputs on the first device (gather), where the loss
-is computed. The loop around train_step, with its clocks, is common.engine.loop.train_one_epoch; the same loop in nine
-lines, without measuring: train_by_hand() in benchmarks/overhead.py.
+One process feeds all devices. In every step it splits the batch into one part per device (scatter), copies the model to
+each device (replicate), runs the replicas in threads, and collects their outputs on the first device (gather), where
+the loss is computed. The loop around train_step, with its timing, is common.engine.loop.train_one_epoch;
+train_by_hand() in benchmarks/overhead.py is the same loop in nine lines, without timing.
 """
 
 from common.settings.command import begin_one, value
@@ -45,7 +45,7 @@ def train(config, options, place):
     model.to(place.device)
     parallel = model
     if options.use_parallel is not None:
-        parallel = TimedDataParallel(model, place.devices)  # nn.DataParallel, with clocks
+        parallel = TimedDataParallel(model, place.devices)  # nn.DataParallel with timers
     elif options.simulate_devices:
         parallel = SimulatedDataParallel(model, options.simulate_devices, place.device)
     show_replicas(parallel, config, torch.zeros(config.batch_size, *image_set.image_shape, device=place.device))

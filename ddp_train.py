@@ -1,14 +1,15 @@
-"""Train with DistributedDataParallel: one process (rank) per device, each with a share of every batch.
+"""Train with DistributedDataParallel: one process (rank) per device, each with its share of every batch.
 
     torchrun --standalone --nproc_per_node=8 ddp_train.py --dataset mnist
     python ddp_train.py --dataset mnist --spawn 2
     torchrun --nnodes=2 --nproc_per_node=1 --node_rank=0 --rdzv_backend=c10d --rdzv_endpoint=HOST:29400 ddp_train.py
     srun --nodes=2 --ntasks-per-node=4 python ddp_train.py
 
-Whatever else sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT can start the ranks too. Every rank holds the whole
-model and steps its own optimizer; during the backward pass the ranks average their gradients (all-reduce, by NCCL
-between GPUs and by gloo between CPU processes), so that the models stay equal. The loop around train_step is
-common.engine.loop.train_one_epoch; the same without measuring is train_by_hand() in benchmarks/overhead.py.
+Any other launcher works if it sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Every rank holds the whole model and
+has its own optimizer. During the backward pass the ranks average their gradients (all-reduce, with NCCL between GPUs
+and gloo between CPU processes), so the models stay equal. The loop around train_step, with its timing, is
+common.engine.loop.train_one_epoch; train_by_hand() in benchmarks/overhead.py is the same loop in nine lines, without
+timing.
 """
 
 import contextlib
@@ -38,18 +39,18 @@ from common.ranks.start import start_ranks
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # or ranks with other flags or data would train together in silence
+    place.agree(image_set)  # fail if the ranks differ in flags, data or code
     sampler = DistributedSampler(image_set.train_labels, place.ranks, place.rank, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, place.device, sampler)
 
     model = build_model(config, image_set)
-    place.join()  # from here on, ranks can exchange tensors
+    place.join()  # from here on, the ranks can exchange tensors
     model.to(place.device)
     if options.sync_batchnorm:
         synchronize(model, place.device)
-    # gradients are views of the buckets in which they travel, or they would be copied
+    # gradients as views of the buckets they are sent in: this saves a copy
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=options.bucket_mb)
-    parallel.broadcast_buffers = False  # once, before the evaluation, is enough
+    parallel.broadcast_buffers = False  # they are broadcast once, before the evaluation
     if options.compress != "none":
         parallel.register_comm_hook(None, COMPRESS[options.compress])
 
@@ -57,7 +58,7 @@ def train(config, options, place):
     if options.zero:
         optimizer = share_out(optimizer, model)
     loss_function = build_loss(config, model)
-    last_gradient = LastGradient(model)  # when it is there, what is left of the exchange begins
+    last_gradient = LastGradient(model)  # ends the backward phase; the rest of the exchange follows
 
     def train_step(images, labels, mark):  # images: (B, C, H, W) float32; labels: (B,) int64
         images, labels = to_device(images, place.device), labels.to(place.device, non_blocking=True)
@@ -65,7 +66,7 @@ def train(config, options, place):
         loss = loss_function(parallel(images), labels)
         mark("forward")
         last_gradient.will_mark(mark, "backward")
-        loss.backward()  # the ranks' gradients are averaged meanwhile
+        loss.backward()  # also averages the gradients over the ranks
         mark("exchange")
         return loss
 

@@ -1,14 +1,14 @@
-"""Train with FSDP2 (fully_shard): ranks as in ddp_train.py, each with a share of every batch and of every weight.
+"""Train with FSDP2 (fully_shard): ranks as in ddp_train.py, each with its share of every batch and of every weight.
 
     torchrun --standalone --nproc_per_node=8 fsdp_train.py --dataset mnist
     python fsdp_train.py --dataset mnist --spawn 2
 
-A rank keeps its share alone of the parameters, their gradients and the optimizer's state, so that a model may be larger
-than a device. Each block of the network is put together right before it computes, in the forward and again in the
-backward pass (all-gather), and let go right after; of its gradients' mean over the ranks, each takes the part that
-belongs to its share (reduce-scatter). Type diff ddp_train.py fsdp_train.py. The loop around train_step is
-common.engine.loop.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
-benchmarks/overhead.py.
+Each rank stores only its share of the parameters, their gradients and the optimizer state, so a model can be larger
+than one device. The weights of a block are gathered right before it computes, once in the forward and again in the
+backward pass (all-gather), and freed right after. Each rank then gets its share of the block's averaged gradients
+(reduce-scatter). To see what changes compared to DDP, type diff ddp_train.py fsdp_train.py. The loop around train_step,
+with its timing, is common.engine.loop.train_one_epoch; train_by_hand() in benchmarks/overhead.py is the same loop in
+nine lines, without timing.
 """
 
 from collections import Counter
@@ -32,15 +32,15 @@ from common.ranks.start import start_ranks
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # or ranks with other flags or data would train together in silence
+    place.agree(image_set)  # fail if the ranks differ in flags, data or code
     sampler = DistributedSampler(image_set.train_labels, place.ranks, place.rank, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, place.device, sampler)
 
     model = build_model(config, image_set)
-    place.join()  # from here on, ranks can exchange tensors
-    shard(model, place)  # before all of it is on the device, where there may be no room for it
+    place.join()  # from here on, the ranks can exchange tensors
+    shard(model, place)  # before .to(): the whole model may not fit on the device
     model.to(place.device)
-    parallel = model  # its blocks put themselves together
+    parallel = model  # fully_shard has added hooks that gather and free each block
 
     optimizer = build_optimizer(model.parameters(), config)
     loss_function = build_loss(config, model)
@@ -61,13 +61,12 @@ def train(config, options, place):
 
 
 def shard(model, place):
-    """Cut every parameter of `model` along its first dimension into one share for each rank, block by block.
+    """Shard every parameter of `model` along its first dimension over the ranks, block by block.
 
-    Blocks that have a weight in common with another one are put together all at once. NCCL divides the gradients' sum
-    itself; on CPUs that is done here: of a mean, gloo made a sum without a word
-    (github.com/pytorch/pytorch/issues/162338).
+    Blocks that share a weight with another block are gathered together. On CPUs, FSDP divides the sum of the gradients
+    itself, as gloo silently returned the sum where FSDP asked for the mean (github.com/pytorch/pytorch/issues/162338).
     """
-    model.to(memory_format=torch.contiguous_format)  # others cannot be cut; the images decide how convolutions compute
+    model.to(memory_format=torch.contiguous_format)  # required for sharding; convolutions use the layout of the images
     mesh = init_device_mesh(place.device.type, (place.ranks,))
     uses = Counter(parameter for block in model for parameter in block.parameters())
     blocks = [block for block in model if {uses[parameter] for parameter in block.parameters()} == {1}]

@@ -1,4 +1,4 @@
-"""data_parallel_train.py --dataset mnist, by the name that many a tutorial gives it: python mnist.py --epochs 3"""
+"""Run data_parallel_train.py --dataset mnist, under the name that tutorials use: python mnist.py --epochs 3"""
 
 import runpy
 import sys

@@ -1,12 +1,12 @@
-"""Train one model that is cut over two devices: the first blocks on device 0, the rest on device 1.
+"""Train one model split over two devices: the first blocks on device 0, the rest on device 1.
 
     python model_parallel_train.py --dataset mnist --loader resident --epochs 3 --use-model-parallel
     python model_parallel_train.py --epochs 10 --batch-size 128 --device gpu --use-model-parallel --micro-batches 4
 
-While one device works, the other waits; with --micro-batches the batch goes through in parts, so that device 0 can work
-on the next part meanwhile. Without --use-model-parallel both stages stay on one device, as a control. The loop around
-train_step is common.engine.loop.train_one_epoch; the same loop in nine lines, without measuring, is train_by_hand() in
-benchmarks/overhead.py.
+While one device computes, the other waits. --micro-batches splits each batch into parts, so that device 0 can start the
+next part while device 1 computes the last one. Without --use-model-parallel both stages run on one device, as a
+control. The loop around train_step, with its timing, is common.engine.loop.train_one_epoch; train_by_hand() in
+benchmarks/overhead.py is the same loop in nine lines, without timing.
 """
 
 from common.settings.command import begin_one, switch, value

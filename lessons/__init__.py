@@ -1,1 +1,1 @@
-"""One way of training in parallel per file, by hand, in at most 60 lines: read them from top to bottom, run them."""
+"""Parallel training methods written by hand: one per file, at most 60 lines, to be read from top to bottom and run."""

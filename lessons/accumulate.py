@@ -1,4 +1,4 @@
-"""Gradient accumulation: the gradient of a large batch from small ones, one after the other, where memory is short.
+"""Gradient accumulation: compute the gradient of a large batch in several small parts, to save memory.
 
     python -m lessons.accumulate
 
@@ -16,13 +16,13 @@ optimizer = sgd(model.parameters())
 
 for images, labels in batches():
     for part, target in zip(images.chunk(PARTS), labels.chunk(PARTS), strict=True):
-        loss = cross_entropy(model(part), target, reduction="sum") / len(labels)  # its share of the batch's mean
-        loss.backward()  # adds to the gradients that are there; the activations of this part alone are in memory
+        loss = cross_entropy(model(part), target, reduction="sum") / len(labels)  # its share of the batch mean
+        loss.backward()  # adds to the gradients; only this part's activations are in memory
     optimizer.step()  # once for the whole batch
     optimizer.zero_grad()
 
 save(model.state_dict())
 
-# The weights are those of the whole batch at once, unless the network has BatchNorm, whose statistics are each part's.
-# Between ranks, DistributedDataParallel.no_sync() leaves out the exchange of all parts but the last. That is
-# --accumulate N of every script; `compare_parallel.py --methods single single:accumulate=4` measures memory and time.
+# The result equals training on the whole batch, unless the network has BatchNorm, which normalises parts separately.
+# With several ranks, DistributedDataParallel.no_sync() skips the all-reduce for all parts except the last. Every script
+# has --accumulate N; `compare_parallel.py --methods single single:accumulate=4` measures memory and time.

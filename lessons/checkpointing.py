@@ -1,4 +1,4 @@
-"""Activation checkpointing: keep what goes into a block, not what is inside, and compute that again in backward.
+"""Activation checkpointing: keep only the input of each block, and recompute its activations in the backward pass.
 
     python -m lessons.checkpointing
 
@@ -12,21 +12,21 @@ from lessons.tiny import batches, network, save, sgd
 
 
 class Recomputed(torch.autograd.Function):
-    """A block that keeps its input alone."""
+    """Applies a block and saves only its input."""
 
     @staticmethod
     def forward(context, block, inputs, *_):
         context.block = block
         context.save_for_backward(inputs)
-        return block(inputs)  # no gradient is recorded in here, so that nothing else is kept
+        return block(inputs)  # autograd is off in here, so no activations are kept
 
     @staticmethod
     def backward(context, gradient):
         (inputs,) = context.saved_tensors
         inputs = inputs.detach().requires_grad_()
         with torch.enable_grad():
-            outputs = context.block(inputs)  # once more, and this time it is recorded
-        outputs.backward(gradient)  # adds to the gradients of the weights
+            outputs = context.block(inputs)  # recompute, this time recording the graph
+        outputs.backward(gradient)  # accumulates the gradients of the weights
         return None, inputs.grad, *[None for _ in context.block.parameters()]
 
 
@@ -36,13 +36,13 @@ optimizer = sgd(model.parameters())
 for images, labels in batches():
     features = images
     for block in model:
-        features = Recomputed.apply(block, features, *block.parameters())  # named, so that autograd knows of them
+        features = Recomputed.apply(block, features, *block.parameters())  # so that autograd sees the weights
     cross_entropy(features, labels).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 save(model.state_dict())
 
-# A third more computation, for memory that grows with the number of blocks and not of layers. torch.utils.checkpoint
-# keeps the state of random numbers besides, so that dropout drops the same again; that is --recompute of every script,
-# and `compare_parallel.py --methods single single:recompute` measures its memory and its time.
+# This costs about a third more computation; memory then grows with the number of blocks, not of layers.
+# torch.utils.checkpoint also restores the random state, so that dropout drops the same values again. Every script has
+# --recompute; `compare_parallel.py --methods single single:recompute` measures memory and time.

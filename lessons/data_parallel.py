@@ -2,7 +2,7 @@
 
     python -m lessons.data_parallel
 
-One process, all GPUs; where there are none or one, two replicas take turns on one device.
+One process, all GPUs. With fewer than two GPUs, two replicas take turns on one device.
 """
 
 import torch
@@ -20,14 +20,14 @@ optimizer = sgd(model.parameters())
 for images, labels in batches():
     outputs = []
     for part, device in zip(images.chunk(len(devices)), devices, strict=True):  # scatter
-        replica = {name: weight.to(device) for name, weight in model.named_parameters()}  # replicate, in every step
-        outputs.append(functional_call(model, replica, part.to(device)))  # nothing here waits for a GPU
-    logits = torch.cat([output.to(DEVICE) for output in outputs])  # gather, on the first device
-    cross_entropy(logits, labels).backward()  # back through every copy: gradients add up on the first device
+        replica = {name: weight.to(device) for name, weight in model.named_parameters()}  # replicate
+        outputs.append(functional_call(model, replica, part.to(device)))  # does not wait for the GPU
+    logits = torch.cat([output.to(DEVICE) for output in outputs])  # gather on the first device
+    cross_entropy(logits, labels).backward()  # back through all replicas; gradients add up on the first device
     optimizer.step()
     optimizer.zero_grad()
 
 save(model.state_dict())
 
-# nn.DataParallel starts a thread for each replica; they share one interpreter, and all devices wait for the first one.
-# data_parallel_train.py --use-parallel measures scatter, replicate and gather apart; DDP has none of them.
+# nn.DataParallel runs each replica in a thread; all threads share one interpreter, and all devices wait for the first.
+# data_parallel_train.py --use-parallel times scatter, replicate and gather separately; DDP needs none of them.

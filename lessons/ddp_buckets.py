@@ -1,8 +1,8 @@
-"""DDP's buckets: gradients are sent many at once, as soon as backward has them, while it computes the next ones.
+"""DDP's buckets: gradients are all-reduced in groups as soon as they are ready, while backward computes the next ones.
 
     torchrun --standalone --nproc_per_node=2 -m lessons.ddp_buckets
 
-Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+Runs on CPUs (gloo), or on GPUs (NCCL) if there is one per rank.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from lessons.tiny import BACKEND, batches, network, save, sgd
 
-FIRST, LATER = 2**20, 25 * 2**20  # bytes: the first is small, so that sending begins early
+FIRST, LATER = 2**20, 25 * 2**20  # bytes; the first bucket is small, so that sending starts early
 
 dist.init_process_group(BACKEND)
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -30,7 +30,7 @@ missing, under_way = [], []
 
 
 def has_gradient(number):
-    """Send a bucket as soon as none of its gradients is missing, and let backward go on meanwhile."""
+    """Start the all-reduce of a bucket once all its gradients are there; backward continues meanwhile."""
     missing[number] -= 1
     if not missing[number]:
         gradients = torch.cat([weight.grad.flatten() for weight in buckets[number]]) / ranks
@@ -45,7 +45,7 @@ for images, labels in batches():
     missing[:] = map(len, buckets)
     cross_entropy(model(images[rank::ranks]), labels[rank::ranks]).backward()
     for bucket, gradients, work in under_way:
-        work.wait()  # what is left of the sending when backward is over
+        work.wait()  # until the all-reduce has finished
         for weight, mean in zip(bucket, gradients.split([weight.numel() for weight in bucket]), strict=True):
             weight.grad.copy_(mean.view_as(weight))
     under_way.clear()
@@ -54,6 +54,6 @@ for images, labels in batches():
 
 save(model.state_dict())
 
-# DistributedDataParallel does this in C++. It closes a bucket behind the gradient that fills it: here it has one.
-# With gradient_as_bucket_view, gradients lie in their buckets and are not copied. The phase "exchange" of ddp_train.py
-# is the waiting in work.wait(); --compress sends 16 bits of each number.
+# DistributedDataParallel does this in C++. It closes a bucket after the gradient that fills it, so here it has one.
+# With gradient_as_bucket_view=True, gradients are views of their buckets and need no copy. The "exchange" phase of
+# ddp_train.py is the wait in work.wait(); --compress sends 16 bits per number.

@@ -1,8 +1,8 @@
-"""Fully sharded data parallelism (ZeRO-3): a rank keeps a share of all weights; a block's are whole while it works.
+"""Fully sharded data parallelism (ZeRO-3): a rank keeps a share of each block, and gathers it only to compute.
 
     torchrun --standalone --nproc_per_node=2 -m lessons.fsdp
 
-Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+Runs on CPUs (gloo), or on GPUs (NCCL) if there is one per rank.
 """
 
 import torch
@@ -15,13 +15,13 @@ dist.init_process_group(BACKEND)
 rank, ranks = dist.get_rank(), dist.get_world_size()
 
 
-class Shard:  # one rank's share of a block's weights, as one vector, and of their gradients
+class Shard:  # this rank's share of a block's weights and gradients, each as one vector
     def __init__(self, block):
         self.weights = [*block.parameters()]
         self.share = self.flat(self.weights).chunk(ranks)[rank].clone().requires_grad_()
         block.register_forward_pre_hook(lambda *_: self.gather())
         block.register_forward_hook(lambda *_: self.free())
-        block.register_full_backward_pre_hook(lambda *_: self.gather())  # backward needs them again
+        block.register_full_backward_pre_hook(lambda *_: self.gather())  # backward needs the weights again
         _ = [weight.register_post_accumulate_grad_hook(lambda _: self.reduce()) for weight in self.weights]
         self.free()
 
@@ -43,7 +43,7 @@ class Shard:  # one rank's share of a block's weights, as one vector, and of the
             weight.untyped_storage().resize_(0)
 
     def reduce(self):
-        if all(weight.grad is not None for weight in self.weights):  # the block's last gradient is there
+        if all(weight.grad is not None for weight in self.weights):  # this was the block's last gradient
             self.share.grad = torch.empty_like(self.share)
             dist.reduce_scatter_tensor(self.share.grad, self.flat(weight.grad for weight in self.weights) / ranks)
             self.free()
@@ -54,7 +54,7 @@ shards = [Shard(block) for block in model]
 optimizer = sgd([shard.share for shard in shards])
 for images, labels in batches():
     cross_entropy(model(images[rank::ranks]), labels[rank::ranks]).backward()
-    optimizer.step()  # of the shares
+    optimizer.step()  # updates only this rank's shares
 _ = [shard.gather() for shard in shards]
 save(model.state_dict())
-# FSDP2 (fully_shard) fetches the next block's weights while one works: fsdp_train.py measures it, and its memory.
+# FSDP2 (fully_shard) also prefetches the next block's weights: fsdp_train.py measures its time and memory.

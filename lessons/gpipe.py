@@ -1,8 +1,8 @@
-"""A pipeline (GPipe): the first blocks on rank 0, the rest on rank 1; all micro-batches forward, then all backward.
+"""A GPipe pipeline: first blocks on rank 0, the rest on rank 1; all micro-batches forward, then all backward.
 
     torchrun --standalone --nproc_per_node=2 -m lessons.gpipe
 
-Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+Runs on CPUs (gloo), or on GPUs (NCCL) if there is one per rank.
 """
 
 import torch
@@ -17,7 +17,7 @@ dist.init_process_group(BACKEND)
 rank = dist.get_rank()
 model = network()
 stage = model[:CUT] if rank == 0 else model[CUT:]
-width = model[CUT][0].in_features  # of what goes from one stage to the other
+width = model[CUT][0].in_features  # of the features sent from rank 0 to rank 1
 optimizer = sgd(stage.parameters())
 
 for images, labels in batches():
@@ -26,7 +26,7 @@ for images, labels in batches():
         if rank == 0:
             features = stage(part)
             dist.send(features.detach(), dst=1)
-            kept.append(features)  # with all that its backward pass needs
+            kept.append(features)  # with its graph, for the backward pass
         else:
             features = torch.empty(len(part), width, device=DEVICE)
             dist.recv(features, src=0)
@@ -48,6 +48,6 @@ states = [None, None]
 dist.all_gather_object(states, {name: weight.cpu() for name, weight in stage.state_dict().items()})
 save({**states[0], **states[1]})
 
-# Each rank idles while the other has the first and the last micro-batch: (P - 1) / (M + P - 1) of the time, with P
-# stages and M micro-batches. torch.distributed.pipelining has more stages and schedules; pipeline_train.py measures it,
-# and compare_parallel.py puts the measured bubble beside that formula. Fewer activations at once: one_f_one_b.py.
+# Each rank idles while the other works on the first and the last micro-batch. With P stages and M micro-batches, this
+# bubble takes (P - 1) / (M + P - 1) of the time; compare_parallel.py compares the measured bubble with this formula.
+# torch.distributed.pipelining has more stages and schedules: see pipeline_train.py. For less memory: one_f_one_b.py.

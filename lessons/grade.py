@@ -1,9 +1,9 @@
-"""Twenty tasks on the lessons, graded by running what they ask about.
+"""Twenty tasks on the lessons, graded by running the code they ask about.
 
-python -m lessons.grade               # the list, and what is solved
-python -m lessons.grade 7             # task 7
-python -m lessons.grade 7 ANSWER      # right or wrong; a right answer is written to answers.txt
-python -m lessons.grade all [FILE]    # grades lines "7: ANSWER" of a file (answers.txt)
+python -m lessons.grade               # list the tasks and which are solved
+python -m lessons.grade 7             # show task 7
+python -m lessons.grade 7 ANSWER      # grade an answer; a right one is added to answers.txt
+python -m lessons.grade all [FILE]    # grade lines like "7: ANSWER" of a file (answers.txt)
 """
 
 import re
@@ -21,27 +21,29 @@ ANSWERS = Path("answers.txt")
 
 
 def read_answers(file: Path) -> dict[int, str]:
-    """Return the answers that a file has, by task; raise SuiteError (DATA) for one that cannot be read."""
+    """Return the answers in a file by task number. Raise SuiteError (DATA) if the file or a line cannot be read."""
     try:
-        lines = enumerate(read_text(file).splitlines(), start=1)
+        lines = read_text(file).splitlines()
     except (OSError, ValueError) as error:
         raise SuiteError(f"cannot read {file}", f"{error}", "name a file of lines like 7: ANSWER", DATA) from None
     answers = {}
-    for place, line in ((place, line.strip()) for place, line in lines if line.strip() and line.strip()[0] != "#"):
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
         entry = re.fullmatch(r"(\d+)\s*[:：]\s*(.+)", line)
         if not entry or not 1 <= int(entry[1]) <= len(TASKS):
             advice = f"type a task's number, 1 to {len(TASKS)}, then a colon and the answer"
-            raise SuiteError(f"line {place} of {file} is no answer", f"found {line!r}", advice, DATA)
+            raise SuiteError(f"line {number} of {file} is no answer", f"found {line!r}", advice, DATA)
         answers[int(entry[1])] = entry[2]
     return answers
 
 
-def kept() -> dict[int, str]:
+def saved_answers() -> dict[int, str]:
     return read_answers(ANSWERS) if ANSWERS.exists() else {}
 
 
 def show_list() -> None:
-    answers = kept()
+    answers = saved_answers()
     for number, task in enumerate(TASKS, start=1):
         print(f"{number:2}  {'solved' if number in answers else '':6}  {task.title}")
     print(f"\nSolved: {len(answers)} of {len(TASKS)}, by {ANSWERS}. To see one: python -m lessons.grade 1")
@@ -53,17 +55,18 @@ def show(number: int) -> None:
 
 
 def grade(number: int, answer: str) -> bool:
-    """Grade an answer, and keep it if it is right."""
+    """Grade an answer and save it if it is right. Return whether it is."""
     if found := TASKS[number - 1].grade(answer):
         print(f"Wrong: {found}\nTry next: {TASKS[number - 1].advice}")
     else:
-        write_text("".join(f"{key}: {text}\n" for key, text in sorted({**kept(), number: answer}.items())), ANSWERS)
+        answers = saved_answers() | {number: answer}
+        write_text("".join(f"{key}: {text}\n" for key, text in sorted(answers.items())), ANSWERS)
         print(f"Right: {ANSWERS} has it now.")
     return not found
 
 
 def grade_all(file: Path) -> bool:
-    """Grade the answers in a file; return whether none is wrong."""
+    """Grade the answers in a file. Return whether all are right."""
     answers, wrong = read_answers(file), 0
     for number, answer in sorted(answers.items()):
         try:

@@ -1,8 +1,8 @@
-"""1F1B: a pipeline in which each stage goes backward as soon as it can, and so keeps fewer activations than in GPipe.
+"""1F1B: a pipeline whose stages run each backward pass as early as possible, and so keep fewer activations than GPipe.
 
     torchrun --standalone --nproc_per_node=2 -m lessons.one_f_one_b
 
-On CPUs (gloo): NCCL does what two ranks exchange in one order, and wants both in one batch here (batch_isend_irecv).
+Runs on CPUs (gloo) only: NCCL would need both transfers of a step in one batch (batch_isend_irecv).
 """
 
 import torch
@@ -20,11 +20,11 @@ model = network()
 stage = model[:CUT] if rank == 0 else model[CUT:]
 width = model[CUT][0].in_features
 optimizer = sgd(stage.parameters())
-ahead = 1 if rank == 0 else 0  # by so many forward passes a stage is ahead: as many as stages follow it
+ahead = 1 if rank == 0 else 0  # forward passes a stage runs ahead: one per following stage
 
 
 def forward(part, target, share):
-    """Return what a micro-batch's backward pass needs; sending goes on beside what comes next."""
+    """Run a micro-batch forward. Return its features, and the loss or, on rank 0, the send in progress."""
     if rank == 0:
         features = stage(part)
         return features, dist.isend(features.detach(), dst=1)
@@ -34,7 +34,7 @@ def forward(part, target, share):
 
 
 def backward(features, loss_or_work):
-    """Go backward through a micro-batch, after which its activations are free; return what is being sent, if any."""
+    """Run a micro-batch backward, which frees its activations. Return a handle to wait for before the next batch."""
     if rank == 1:
         loss_or_work.backward()
         return dist.isend(features.grad, dst=0)
@@ -48,7 +48,7 @@ for images, labels in batches():
     kept, sending = [], []
     for part, target in zip(images.chunk(MICRO_BATCHES), labels.chunk(MICRO_BATCHES), strict=True):
         kept.append(forward(part, target, 1 / len(labels)))
-        if len(kept) > ahead:  # one forward, one backward: ahead + 1 micro-batches are kept, however many there are
+        if len(kept) > ahead:  # one forward, one backward: at most ahead + 1 micro-batches are kept
             sending.append(backward(*kept.pop(0)))
     sending += [backward(*entry) for entry in kept]
     _ = [work.wait() for work in sending]
@@ -57,4 +57,4 @@ for images, labels in batches():
 states = [None, None]
 dist.all_gather_object(states, {name: weight.cpu() for name, weight in stage.state_dict().items()})
 save({**states[0], **states[1]})
-# The bubble is GPipe's. Measured: pipeline_train.py --pipeline-schedule 1f1b, and the row pipeline-1f1b.
+# The bubble is as large as GPipe's. pipeline_train.py --pipeline-schedule 1f1b and the row pipeline-1f1b measure it.

@@ -1,5 +1,7 @@
-"""No lesson: the tasks of lessons/grade.py. What is right is computed: a lesson runs, with or without a mistake planted
-into its source, and is observed; or compare_parallel.py plans its rows.
+"""The tasks of lessons/grade.py.
+
+The right answers are computed: by running a lesson, with or without a mistake planted into its source, and observing
+it, or by letting compare_parallel.py plan its rows.
 """
 
 import math
@@ -29,12 +31,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from common.errors import USAGE, SuiteError
 from common.files.results import read_result
 
-HERE = Path(__file__).resolve().parent
-EQUAL, NEAR = 1e-6, 0.03  # weights that differ by no more are equal; bytes and ratios may be wrong by this share
+LESSONS = Path(__file__).resolve().parent
+EQUAL = 1e-6  # weights that differ by no more than this count as equal
+NEAR = 0.03  # relative tolerance for answers in bytes and ratios
 SHARE, MEAN = "images[rank::ranks], labels[rank::ranks]", "weight.grad /= ranks"
 PART, GRADIENT = 'reduction="sum") / len(labels)', "torch.cat([weight.grad.flatten()"
 THERE = "torch.cat([(weight.new_zeros(weight.shape) if weight.grad is None else weight.grad).flatten()"
-# For each lesson: the name of a mistake, what it is, and its edits: a file, a text that is in it once, another instead.
+# lesson → name of a mistake → (description, *edits). An edit is (file, text that occurs in it once, replacement).
 MISTAKES = {
     "ddp": {
         "sum": ("gradients are added up and not averaged", ("ddp", MEAN, "pass")),
@@ -70,26 +73,26 @@ MISTAKES = {
         "zero": ("zero_grad is missing", ("gpipe", "optimizer.zero_grad()", "pass")),
     },
 }
-ASKED = {"ddp": 4, "ddp_buckets": 1, "accumulate": 1, "gpipe": 1}  # how many tasks a lesson has; which, is drawn
+ASKED = {"ddp": 4, "ddp_buckets": 1, "accumulate": 1, "gpipe": 1}  # tasks per lesson; the mistakes are drawn at random
 
 
-# ---- A lesson, run and observed
+# ---- Running and observing a lesson
 
 
 @cache
 def run(lesson: str, *edits: tuple[str, str, str]) -> list[SimpleNamespace]:
-    """Run a lesson with these edits of its source, or of tiny's, and return what is observed of each rank.
+    """Run a lesson after editing its source or tiny's. Return what was observed on each rank.
 
-    weights: those that it steps, before the first step, after it, and at the end; state: what it saves; images: of the
-    first step; steps: how many; sent: the bytes of each all-reduce; momentum: the bytes of the optimizer's.
+    weights: the optimizer's, before the first step, after it, and at the end; state: what the lesson saves; images: the
+    pixel sum of each image of the first step; sent: the bytes of each all-reduce; momentum: its bytes.
     """
-    sources = {name: (HERE / f"{name}.py").read_text(encoding="utf-8") for name in ("tiny", lesson)}
+    sources = {name: (LESSONS / f"{name}.py").read_text(encoding="utf-8") for name in ("tiny", lesson)}
     for name, old, new in edits:
         assert sources[name].count(old) == 1, f"lessons/{name}.py does not have {old!r} once; mend lessons/tasks.py"
         sources[name] = sources[name].replace(old, new)
     ranks = 1 if lesson == "accumulate" else 2
-    imported_once = ["torch._dynamo", "lessons.tasks", "common.data.loaders", "common.models.build"]
-    multiprocessing.set_forkserver_preload(imported_once)  # not tiny, which would start CUDA where there is a GPU
+    preloaded = ["torch._dynamo", "lessons.tasks", "common.data.loaders", "common.models.build"]
+    multiprocessing.set_forkserver_preload(preloaded)  # not tiny, which would initialise CUDA
     with tempfile.TemporaryDirectory() as directory:
         start_processes(_rank, (ranks, sources, directory), ranks, start_method="forkserver")
         files = [f"{directory}/{rank}.pt" for rank in range(ranks)]
@@ -97,46 +100,46 @@ def run(lesson: str, *edits: tuple[str, str, str]) -> list[SimpleNamespace]:
 
 
 def _rank(rank, ranks, sources, directory):
-    """Run a lesson as one of its ranks, on the CPU, and write what is observed into the directory."""
+    """Run a lesson as one rank on the CPU, and save the observations as RANK.pt in `directory`."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "LOCAL_WORLD_SIZE": f"{ranks}"}
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
     found = {"weights": [], "images": [], "sent": [], "steps": 0}
-    sys.argv, send, sgd = ["lesson"], dist.all_reduce, torch.optim.SGD
+    sys.argv, all_reduce, sgd = ["lesson"], dist.all_reduce, torch.optim.SGD
 
-    def own_sgd(weights, **settings):
+    def recording_sgd(weights, **settings):
         weights = [*weights]
         found["weights"].append([weight.detach().clone() for weight in weights])
         return sgd(weights, **settings)
 
-    def see_images(_, inputs):
+    def record_images(_, inputs):
         if not found["steps"] and inputs[0].shape[1:] == (1, 28, 28):
             found["images"] += inputs[0].flatten(1).double().sum(1).tolist()
 
-    def see_step(optimizer, *_):
+    def record_step(optimizer, *_):
         found["steps"] += 1
         found["momentum"] = sum(state["momentum_buffer"].nbytes for state in optimizer.state.values())
         now = [weight.detach().clone() for group in optimizer.param_groups for weight in group["params"]]
         found["weights"][min(found["steps"], 2) :] = [now]
 
-    def all_reduce(tensor, *arguments, **settings):
+    def recording_all_reduce(tensor, *arguments, **settings):
         found["sent"].append(tensor.nbytes)
-        return send(tensor, *arguments, **settings)
+        return all_reduce(tensor, *arguments, **settings)
 
     def save(state):
         torch.save(found | {"state": {**state}}, f"{directory}/{rank}.pt")
-        sys.modules["lessons.tiny"].part(state)
+        sys.modules["lessons.tiny"].original_save(state)
 
-    register_optimizer_step_post_hook(see_step)
-    register_module_forward_pre_hook(see_images)
-    torch.optim.SGD, dist.all_reduce = own_sgd, all_reduce
-    meet = {"init_method": f"file://{directory}/meet", "rank": rank, "world_size": ranks}
-    dist.init_process_group = partial(dist.init_process_group, timeout=timedelta(seconds=60), **meet)
+    register_optimizer_step_post_hook(record_step)
+    register_module_forward_pre_hook(record_images)
+    torch.optim.SGD, dist.all_reduce = recording_sgd, recording_all_reduce
+    rendezvous = {"init_method": f"file://{directory}/rendezvous", "rank": rank, "world_size": ranks}
+    dist.init_process_group = partial(dist.init_process_group, timeout=timedelta(seconds=60), **rendezvous)
     for name, text in sources.items():
         module = sys.modules[f"lessons.{name}"] = ModuleType(f"lessons.{name}")
         exec(compile(text, f"lessons/{name}.py", "exec"), vars(module))
         if name == "tiny":
-            module.part, module.save = module.save, save
+            module.original_save, module.save = module.save, save
 
 
 # ---- Kinds of tasks
@@ -144,7 +147,7 @@ def _rank(rank, ranks, sources, directory):
 
 @dataclass(frozen=True)
 class Task:
-    """grade: returns what was found if an answer is wrong, else "". advice: what to try next."""
+    """An exercise. grade() returns "" for a right answer, else what is wrong. advice: what to try next."""
 
     title: str
     question: Callable[[], str]
@@ -152,36 +155,39 @@ class Task:
     advice: str
 
 
-def furthest(some: list[SimpleNamespace], others: list[SimpleNamespace], when: int = -1) -> float:
-    """Return the largest difference between the weights of two lists of ranks."""
-    ranks = [[weight.flatten() for rank in run for weight in rank.weights[when]] for run in (some, others)]
-    return (torch.cat(ranks[0]) - torch.cat(ranks[1])).abs().max().item()
+def difference(some: list[SimpleNamespace], others: list[SimpleNamespace], when: int = -1) -> float:
+    """Return the largest difference of any weight between two lists of ranks. when: an index of their weights."""
+
+    def flat(ranks):
+        return torch.cat([weight.flatten() for rank in ranks for weight in rank.weights[when]])
+
+    return (flat(some) - flat(others)).abs().max().item()
 
 
 def symptoms(found: list[SimpleNamespace], right: list[SimpleNamespace]) -> dict[str, str]:
-    """Return what is to be seen of a run beside the right one."""
+    """Return how a run differs from the right one, as the rows of a table."""
 
     def length(ranks):
         return math.hypot(*((b - a).norm() for rank in ranks for a, b in zip(*rank.weights[:2], strict=True)))
 
-    seen, wanted = ({image for rank in ranks for image in rank.images} for ranks in (found, right))
-    still = [torch.equal(*pair) for pair in zip(*found[0].weights[::2], strict=True)]
+    seen, expected = ({image for rank in ranks for image in rank.images} for ranks in (found, right))
+    unchanged = [torch.equal(*pair) for pair in zip(*found[0].weights[::2], strict=True)]
     table = {
         "optimizer steps": f"{found[0].steps}",
         "length of the first step, as a multiple of the right one": f"{length(found) / length(right):.2f}",
         "images in the first step, over all ranks": f"{len(seen)}",
-        "of these, in the right run's first step": f"{len(seen & wanted)}",
-        "parameters on rank 0 that never change": f"{sum(still)} of {len(still)}",
+        "of these, in the right run's first step": f"{len(seen & expected)}",
+        "parameters on rank 0 that never change": f"{sum(unchanged)} of {len(unchanged)}",
     }
     for when, words in ((1, "after the first step"), (-1, "at the end")):
-        table[f"largest error of a weight {words}"] = f"{furthest(found, right, when):.1e}"
+        table[f"largest error of a weight {words}"] = f"{difference(found, right, when):.1e}"
         if len(found) > 1 and found[0].weights[0][0].shape == found[1].weights[0][0].shape:  # not stages of a pipeline
-            table[f"largest difference between the ranks {words}"] = f"{furthest(found[:1], found[1:], when):.1e}"
+            table[f"largest difference between the ranks {words}"] = f"{difference(found[:1], found[1:], when):.1e}"
     return table
 
 
 def find_mistake(lesson: str, hidden: str) -> Task:
-    """Return a task whose answer is the mistake that was planted; it is graded by planting the one that is named."""
+    """Return a task to name the planted mistake. An answer is graded by planting the mistake it names."""
     mistakes = MISTAKES[lesson]
 
     def planted(name):
@@ -198,7 +204,7 @@ def find_mistake(lesson: str, hidden: str) -> Task:
     def grade(answer):
         if answer not in mistakes:
             return f"{answer!r} is none of {', '.join(mistakes)}"
-        away = furthest(planted(answer), planted(hidden))
+        away = difference(planted(answer), planted(hidden))
         beside = f"with {answer!r} (right column), a weight ends {away:.1e} away from the task's"
         return "" if away <= EQUAL else f"{beside}\n{seen(hidden, answer)}"
 
@@ -206,13 +212,14 @@ def find_mistake(lesson: str, hidden: str) -> Task:
     return Task(f"break: a mistake in {lesson}.py", question, grade, advice)
 
 
-def make_up_for_sum(answer: str) -> str:
+def grade_learning_rate(answer: str) -> str:
     (rate,) = numbers(answer, 1)
-    away = furthest(run("ddp", *MISTAKES["ddp"]["sum"][1:], ("tiny", "lr=0.01", f"lr={rate!r}")), run("ddp"))
+    summed = run("ddp", ("ddp", MEAN, "pass"), ("tiny", "lr=0.01", f"lr={rate!r}"))
+    away = difference(summed, run("ddp"))
     return "" if away <= EQUAL else f"with lr={rate:g}, a weight ends {away:.1e} away from the right one"
 
 
-def differ_between_ranks(answer: str) -> str:
+def grade_buffer(answer: str) -> str:
     one, other = (rank.state for rank in run("ddp", ("ddp", "network()", 'network("strided")')))
     named = [name for name in one if answer and name.endswith(answer)]
     equal = [name for name in named if torch.equal(one[name], other[name])]
@@ -222,7 +229,7 @@ def differ_between_ranks(answer: str) -> str:
 
 
 def numbers(answer: str, wanted: int) -> list[float]:
-    """Return the numbers of an answer; raise SuiteError (USAGE) unless there are as many as wanted."""
+    """Return the numbers in an answer. Raise SuiteError (USAGE) unless there are `wanted` of them."""
     with suppress(ValueError, ZeroDivisionError, OverflowError):
         found = [float(Fraction(word.replace(",", ""))) for word in answer.split()]
         if len(found) == wanted and min(found) > 0:
@@ -232,12 +239,12 @@ def numbers(answer: str, wanted: int) -> list[float]:
 
 
 def near(guess: float, value: float) -> bool:
-    counted = value == int(value) < 100  # steps or buckets, not bytes or a ratio
-    return guess == value if counted else abs(guess - value) <= NEAR * value
+    is_count = value == int(value) < 100  # of steps or buckets, not bytes or a ratio
+    return guess == value if is_count else abs(guess - value) <= NEAR * value
 
 
 def predict(title: str, question: str, compute: Callable[[], Iterable[float]], advice: str) -> Task:
-    """Return a task whose answer is what `compute` returns."""
+    """Return a task to predict the numbers that compute() returns."""
 
     def grade(answer):
         expected = [*compute()]
@@ -249,7 +256,7 @@ def predict(title: str, question: str, compute: Callable[[], Iterable[float]], a
 
 
 def measure(title: str, question: str, shows: Callable[[list], bool], advice: str) -> Task:
-    """Return a task whose answer is flags of the comparison; shows(rows): whether what they plan shows it."""
+    """Return a task to find flags of compare_parallel.py. shows(rows): whether the planned rows answer the question."""
 
     def grade(answer):
         try:
@@ -264,57 +271,51 @@ def measure(title: str, question: str, shows: Callable[[list], bool], advice: st
 
 
 def plan(flags: str) -> list:
-    """Return the rows that compare_parallel.py would run on four cores without a GPU."""
-    import compare_parallel  # here, so that ranks need not
+    """Return the rows that compare_parallel.py would run with these flags on four cores without a GPU."""
+    import compare_parallel  # not at the top: the ranks do not need it
     from comparison.methods import Machine
 
     machine, words = Machine(0, 4), shlex.split(re.sub(r"^.*compare_parallel\.py", "", flags))
     with (
         mock.patch.object(sys, "argv", ["compare_parallel.py", *words]),
-        mock.patch.object(compare_parallel, "find_blocks", lambda *_: {}),  # which asks for the data
+        mock.patch.object(compare_parallel, "find_blocks", lambda *_: {}),  # it would load the data
     ):
         arguments, shared = compare_parallel.parse()
         shared = compare_parallel.choose_loader(arguments, machine, shared)
         return [row for row in compare_parallel.plan_rows(arguments, machine, shared) if not row.skip and not row.role]
 
 
-def typed(rows: list) -> list[str]:
+def commands(rows: list) -> list[str]:
     return [shlex.join(row.command) for row in rows]
 
 
-def idle_share(stages: int, micro_batches: int) -> float:
-    """Return for how much of a step each stage of GPipe waits, by starting every pass as early as it can be."""
-    free, costs = [0] * stages, (1, 2)  # when each stage is free; what a forward and a backward pass take
-    for cost, order in zip(costs, (range(stages), range(stages - 1, -1, -1)), strict=True):
-        for _ in range(micro_batches):
-            there = 0
-            for stage in order:
-                there = free[stage] = max(free[stage], there) + cost
-    return 1 - micro_batches * sum(costs) / max(free)
+def bubble(stages: int, micro_batches: int) -> float:
+    """Return the share of a step in which each stage of GPipe waits (Y. Huang et al., 2019)."""
+    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def phases() -> dict[str, float]:
-    """Return the milliseconds of a step's phases that were measured on one device."""
-    return read_result(HERE.parent / "figures" / "mnist-lenet-single.json").epochs[-1].phases.known
+    """Return the measured milliseconds of each phase of a step on one device."""
+    return read_result(LESSONS.parent / "figures" / "mnist-lenet-single.json").epochs[-1].phases.known
 
 
 def speed_up(devices: int) -> float:
-    """Return how many times as fast a step is if devices divide its two passes, and nothing else gets faster."""
-    divided, total = phases()["forward"] + phases()["backward"], sum(phases().values())
-    return total / (total - divided + divided / devices)
+    """Return the speed-up of a step if `devices` divide the forward and the backward pass."""
+    parallel, total = phases()["forward"] + phases()["backward"], sum(phases().values())
+    return total / (total - parallel + parallel / devices)
 
 
 SMALL = (("ddp_buckets", "2**20, 25 * 2**20", "2**16, 2**16"), ("ddp_buckets", '"mlp"', '"lenet"'))
-_draw = random.Random(27)
+_random = random.Random(27)
 TASKS = [
-    *(find_mistake(lesson, name) for lesson, n in ASKED.items() for name in _draw.sample([*MISTAKES[lesson]], n)),
+    *(find_mistake(lesson, name) for lesson, n in ASKED.items() for name in _random.sample([*MISTAKES[lesson]], n)),
     Task(
         "break: a sum, and the learning rate",
         lambda: (
             "lessons/ddp.py adds up the gradients of two ranks, and does not divide by their number. With which "
             "learning rate, instead of 0.01, does it end with the right weights nevertheless?"
         ),
-        make_up_for_sum,
+        grade_learning_rate,
         "what does SGD do with a gradient that is too large by a factor?",
     ),
     Task(
@@ -323,7 +324,7 @@ TASKS = [
             'With network("strided"), which has BatchNorm, lessons/ddp.py ends with the same parameters on both '
             "ranks, but model.state_dict() has entries that differ between them. Name one."
         ),
-        differ_between_ranks,
+        grade_buffer,
         "what of BatchNorm changes in training, but has no gradient?",
     ),
     predict(
@@ -343,7 +344,7 @@ TASKS = [
         "memory of ZeRO-3",
         "How many bytes of weights, gradients and momentum together does rank 0 of lessons/fsdp.py have right after "
         "optimizer.step()?",
-        lambda: [3 * run("fsdp")[0].momentum],  # which is as large as its share of the weights, and of the gradients
+        lambda: [3 * run("fsdp")[0].momentum],  # its share of the weights and of the gradients has the same size
         "what do free() and reduce() leave?",
     ),
     predict(
@@ -363,7 +364,7 @@ TASKS = [
     predict(
         "bubble of a pipeline",
         "GPipe with two equal stages and four micro-batches: for which share of a step does each stage wait?",
-        lambda: [idle_share(2, 4)],
+        lambda: [bubble(2, 4)],
         "draw a row of boxes for each stage and count the empty places",
     ),
     predict(
@@ -383,7 +384,7 @@ TASKS = [
         "the exchange of gradients",
         "give two rows that differ in nothing but that one exchanges gradients and the other does not",
         lambda rows: any(
-            " --no-sync" in each and each.replace(" --no-sync", "") in typed(rows) for each in typed(rows)
+            " --no-sync" in each and each.replace(" --no-sync", "") in commands(rows) for each in commands(rows)
         ),
         "see --methods in `python compare_parallel.py --help`",
     ),
@@ -391,7 +392,7 @@ TASKS = [
         "a pipeline and its control",
         "compare a pipeline of two stages and 8 micro-batches with the same micro-batches on one device",
         lambda rows: (
-            {"1", "2"} <= {*re.findall(r"pipeline_train.py --spawn (\d) --micro-batches 8 ", str(typed(rows)))}
+            {"1", "2"} <= {*re.findall(r"pipeline_train.py --spawn (\d) --micro-batches 8 ", str(commands(rows)))}
         ),
         "see docs/methods.md: which row is the fair control of a pipeline?",
     ),

@@ -1,8 +1,8 @@
-"""Tensor parallelism (Megatron): every rank has all images and a slice of every weight matrix.
+"""Tensor parallelism (Megatron): every rank processes all images with a slice of every weight matrix.
 
     torchrun --standalone --nproc_per_node=2 -m lessons.tensor_parallel
 
-Ranks are on CPUs (gloo), or on GPUs where there are enough (NCCL).
+Runs on CPUs (gloo), or on GPUs (NCCL) if there is one per rank.
 """
 
 import torch
@@ -22,12 +22,12 @@ def slice_of(tensor, dimension):
 
 
 hidden_weight, hidden_bias = slice_of(hidden.weight, 0), slice_of(hidden.bias, 0)  # this rank's hidden units
-head_weight, head_bias = slice_of(head.weight, 1), head.bias  # what the head makes of them
+head_weight, head_bias = slice_of(head.weight, 1), head.bias  # the matching inputs of the head
 optimizer = sgd([hidden_weight, hidden_bias, head_weight, head_bias])
 
 
 class Sum(torch.autograd.Function):
-    """The sum over the ranks; every rank's part has the gradient of the whole."""
+    """Sums over the ranks. The gradient of each rank's part is that of the sum."""
 
     @staticmethod
     def forward(_, part):
@@ -40,8 +40,8 @@ class Sum(torch.autograd.Function):
 
 
 for images, labels in batches():
-    units = linear(images.flatten(1), hidden_weight, hidden_bias).relu()  # (B, 512 / ranks), nothing to exchange
-    logits = Sum.apply(linear(units, head_weight)) + head_bias  # the one exchange: (B, 10)
+    units = linear(images.flatten(1), hidden_weight, hidden_bias).relu()  # (B, 512 / ranks), without communication
+    logits = Sum.apply(linear(units, head_weight)) + head_bias  # (B, 10), the only exchange
     cross_entropy(logits, labels).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -56,5 +56,5 @@ def whole(part, dimension):
 hidden.weight.data, hidden.bias.data = whole(hidden_weight, 0), whole(hidden_bias, 0)
 head.weight.data = whole(head_weight, 1)
 save(model.state_dict())
-# Activations are exchanged in every layer, and in backward their gradients, but none of the weights'. It is for large
-# weights and fast links. torch has plans for it (ColwiseParallel, RowwiseParallel); no script of the suite measures it.
+# A deep network exchanges activations in every pair of layers and their gradients in backward, but never gradients of
+# weights. This suits large weights and fast links. torch has ColwiseParallel and RowwiseParallel; no script uses them.

@@ -1,9 +1,9 @@
-"""No lesson: a small network, ten batches, and where the weights go. This ends with the same (or with mlp):
+"""What all lessons share: a small network, ten batches and an optimizer. This command gives the same weights:
 
     python data_parallel_train.py --dataset synthetic-mnist --train-size 480 --batch-size 48 --model lenet \
         --loader resident --no-augment --optimizer sgd --lr 0.01 --epochs 1 --save weights.pth
 
-Every lesson does, or says by how much its weights differ: `tests/lessons` holds them to that.
+Two lessons use `--model mlp`. mixed_precision.py says by how much its weights differ; tests/lessons checks all of them.
 """
 
 import os
@@ -21,16 +21,16 @@ from common.settings.config import RunConfig
 CONFIG = RunConfig(
     dataset="synthetic-mnist", train_size=480, batch_size=48, loader="resident", num_workers=0, augment=False
 )
-NUMBER = int(os.environ.get("LOCAL_RANK", 0))
-ENOUGH = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-DEVICE = torch.device("cuda", NUMBER) if ENOUGH else torch.device("cpu")
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
+ENOUGH_GPUS = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+DEVICE = torch.device("cuda", LOCAL_RANK) if ENOUGH_GPUS else torch.device("cpu")
 BACKEND = "nccl" if DEVICE.type == "cuda" else "gloo"
 if DEVICE.type == "cuda":
-    torch.cuda.set_device(DEVICE)  # NCCL's
+    torch.cuda.set_device(DEVICE)  # for NCCL
 
 
 def network(model="lenet"):
-    """Return a network of blocks, lenet or mlp, with the same weights whenever and wherever it is built."""
+    """Return lenet or mlp, a sequence of blocks, always with the same initial weights."""
     config = RunConfig(**{**vars(CONFIG), "model": model})
     return build_model(config, load_image_set(config)).to(DEVICE)
 
@@ -45,12 +45,12 @@ def batches():
 
 
 def sgd(weights):
-    """Return the optimizer of all lessons."""
+    """Return the optimizer that all lessons use."""
     return torch.optim.SGD(weights, lr=0.01, momentum=0.9)
 
 
 def save(state):
-    """Write the weights to the file that the command names, if it names one; let ranks part."""
+    """Save the weights to the file named on the command line, if any, and leave the process group."""
     if sys.argv[1:] and int(os.environ.get("RANK", 0)) == 0:
         torch.save({name: weight.detach().cpu() for name, weight in state.items()}, sys.argv[1])
     if dist.is_initialized():
