@@ -31,7 +31,9 @@ FIGURES = PROJECT / "figures" / "benchmark"
 
 
 def test_pages_and_schemas_say_what_would_be_made_of_code_and_results():
-    assert not [file for file, text in docs.made().items() if file.read_text(encoding="utf-8") != text], "make docs"
+    assert not [file for file, text in docs.generated_files().items() if file.read_text(encoding="utf-8") != text], (
+        "make docs"
+    )
     shown = " ".join(re.findall("<!-- (.*) -->", PAGES)).split()
     assert {*docs.SCRIPTS, *docs.COMPARISONS} <= {*shown}
 
@@ -49,7 +51,7 @@ def test_a_page_shows_what_one_script_has_and_the_other_has_not(tmp_path, monkey
     monkeypatch.setattr(docs, "PROJECT", tmp_path)
     monkeypatch.setattr(docs, "DOCS", tmp_path)  # where links begin with ../
     (tmp_path / "page.md").write_text("<!-- diff one other -->\n<!-- end -->")
-    shown = docs.page_made(tmp_path / "page.md").split("```")[1]
+    shown = docs.generated_page(tmp_path / "page.md").split("```")[1]
     assert shown == "diff\n-    b\n-    x[0](c)\n+    x[1](c)\n+    d\n"
     for page in ("lecture.md", "lecture.zh-CN.md"):
         text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
@@ -66,7 +68,7 @@ def test_the_loops_alone_are_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["overhead.py", "--output", str(tmp_path / "overhead.json")])
     monkeypatch.setattr(overhead, "EMPTY_STEPS", 3)
     monkeypatch.setattr(overhead.engine, "PhaseTimer", overhead.PhaseTimer)  # which is changed in turns
-    microseconds = overhead.direct(torch.device("cpu"), runs.Runs(runs.arguments_of("", blocks=2)))
+    microseconds = overhead.direct(torch.device("cpu"), runs.Runs(runs.benchmark_parser("", blocks=2).parse_args()))
     assert {name: len(values) for name, values in microseconds.items()} == dict.fromkeys(
         ("fit", "by hand", "fit, no phases"), 2
     )

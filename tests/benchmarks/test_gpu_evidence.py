@@ -23,7 +23,7 @@ def evidence(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     environment = {"gpus": ["NVIDIA Pretended 1"], "torch": "2.11"}
     monkeypatch.setattr(gpu_evidence, "describe", lambda _: {"checks": [], "environment": environment})
-    monkeypatch.setattr(gpu_evidence, "TIDY", 0.0)
+    monkeypatch.setattr(gpu_evidence, "CLEANUP_SECONDS", 0.0)
     steps = {"tests": "print('3 passed')", "sleeper": "import time; time.sleep(60)", "last": "print('done')"}
     monkeypatch.setattr(gpu_evidence, "STEPS", {name: Step(0.01, code) for name, code in steps.items()})
     monkeypatch.setattr(gpu_evidence, "command_of", lambda name, *_: ("-c", gpu_evidence.STEPS[name].command))
@@ -84,7 +84,7 @@ def test_a_machine_without_a_gpu(evidence, monkeypatch):
 def test_what_was_stopped_leaves_its_table_and_all_is_packed(evidence, monkeypatch, tmp_path):
     """Also when the program itself is stopped."""
     source = PROJECT / "figures" / "cifar10-resnet8" / "results.json"
-    monkeypatch.setattr(gpu_evidence, "PACK_BYTES", gpu_evidence.LIST_BYTES + 100_000)
+    monkeypatch.setattr(gpu_evidence, "PACK_BYTES", gpu_evidence.INDEX_BYTES + 100_000)
     directory = tmp_path / "figures" / "gpu-nvidia-pretended-1"
     (directory / "sleeper").mkdir(parents=True)
     shutil.copy(source, directory / "sleeper" / "results.json")

@@ -69,7 +69,7 @@ def test_a_share_of_the_steps_is_held_up_another_one_on_each_rank(plants, monkey
         held.append({step for step in range(1000) if plants.seconds_in(step)})
     assert all(70 < len(steps) < 130 for steps in held) and len(held[0] & held[1]) < 30
     timed = range(planted_causes.EPOCH_STEPS, planted_causes.EPOCHS * planted_causes.EPOCH_STEPS)
-    assert planted_causes.held_share(0.1) == len(held[0] & {*timed}) / len(timed)
+    assert planted_causes.delayed_share(0.1) == len(held[0] & {*timed}) / len(timed)
 
 
 @pytest.mark.parametrize("hold", ["spin", "collect", "write_to_disk"])
@@ -186,7 +186,7 @@ def test_a_module_is_changed_once_it_is_imported(plants):
 def run_once(name, tmp_path, row=1):
     """The outcome of one run of one of a plant's two rows: of the planted one."""
     plant = PLANTS[name]
-    with planted_causes.limited(plant.quota) as prefix:
+    with planted_causes.cpu_quota(plant.quota) as prefix:
         (outcome,) = take_turns([planted_causes.run_of(plant, plant.rows[row], 1, tmp_path, prefix)], 1)
     return outcome
 

@@ -18,7 +18,7 @@ def begin(tmp_path, monkeypatch):
 
     def begin(*flags):
         monkeypatch.setattr(sys, "argv", ["some.py", "--output", str(tmp_path / "some.json"), *flags])
-        return runs.Runs(runs.arguments_of("", blocks=4))
+        return runs.Runs(runs.benchmark_parser("", blocks=4).parse_args())
 
     return begin
 
@@ -80,7 +80,7 @@ def test_runs_of_other_flags_machines_or_code_are_not_mixed(begin, monkeypatch, 
     if change == "machine":
         monkeypatch.setattr(runs, "describe_environment", lambda: {**first.environment, "torch": "0.1"})
     if change == "code":
-        monkeypatch.setattr(runs, "code", lambda: "another")
+        monkeypatch.setattr(runs, "code_checksum", lambda: "another")
     assert begin(*other).lines == {} and begin(*other).file != first.file and first.file.exists()
 
 
@@ -111,7 +111,9 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_its_processes_and_noted(b
 
 def call(tmp_path, monkeypatch, measure, *flags):
     monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/some.py", "--output", str(tmp_path / "some.json"), *flags])
-    runs.benchmark(runs.arguments_of("", blocks=4), measure, lambda found: f"table of {found['values']}")
+    runs.benchmark(
+        runs.benchmark_parser("", blocks=4).parse_args(), measure, lambda found: f"table of {found['values']}"
+    )
     return json.loads((tmp_path / "some.json").read_text())
 
 
