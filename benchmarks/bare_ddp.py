@@ -1,6 +1,6 @@
-"""The least that a script with two ranks of DDP can do: one step of a linear layer. Prints when that is over.
+"""A minimal DDP script: one step of a linear layer on two ranks.
 
-It is the monotonic clock's seconds, which all processes of a machine have in common.
+Prints the time at the end of the step, by the monotonic clock, which all processes of a machine share.
 """
 
 import tempfile

@@ -1,12 +1,12 @@
-"""Measure how fast the suite is: all benchmarks in turn, and their tables in docs/performance.md.
+"""Run all benchmarks one after the other and update their tables in docs/performance.md.
 
     python benchmarks/benchmark.py --example ../examples/mnist/main.py
     python benchmarks/benchmark.py --only overhead loaders
     python benchmarks/benchmark.py --tables
 
-Each is a script of its own beside this one, or a comparison, and leaves a JSON file in figures/benchmark/; --tables
-only makes the tables of those files again. None takes longer than --minutes; the same command goes on with those that
-have something left (docs/performance.md has how long each takes).
+Each benchmark is a script in this directory or a comparison, and writes a JSON file to figures/benchmark/. --tables
+only rebuilds the tables from those files. A benchmark stops after --minutes; the same command resumes it
+(docs/performance.md lists how long each takes).
 """
 
 import json
@@ -28,7 +28,7 @@ DIRECTORY = PROJECT / "figures" / "benchmark"
 
 
 def commands(arguments) -> dict[str, list[str]]:
-    """Return the command of every benchmark, without the interpreter."""
+    """Return the command of each benchmark, without the interpreter."""
     data, again = ["--data-root", arguments.data_root], ["--anew"] if arguments.anew else []
     lines = {name: [f"benchmarks/{name}.py", *data, "--minutes", f"{arguments.minutes:g}", *again] for name in SCRIPTS}
     if arguments.example:
@@ -40,18 +40,20 @@ def commands(arguments) -> dict[str, list[str]]:
     return lines
 
 
-def measure(name: str, command: list[str], minutes: float, begun: bool) -> int:
-    """Run one benchmark; return its exit code, TIMED_OUT if it has something left. begun: by an earlier call."""
-    if name in COMPARISONS:  # which knows no --minutes, but goes on where it was stopped
-        child = subprocess.Popen([sys.executable, *command, *(["--resume"] if begun else [])], cwd=PROJECT)
+def measure(name: str, command: list[str], minutes: float, resume: bool) -> int:
+    """Run one benchmark. Return its exit code, or TIMED_OUT if some of its runs are left."""
+    if name in COMPARISONS:  # compare_parallel.py has no --minutes
+        child = subprocess.Popen([sys.executable, *command, *(["--resume"] if resume else [])], cwd=PROJECT)
         try:
             return child.wait(60 * minutes)
         except subprocess.TimeoutExpired:
             child.terminate()
             child.wait()
             return TIMED_OUT
-    code, file = subprocess.run([sys.executable, *command], cwd=PROJECT).returncode, DIRECTORY / f"{name}.json"
-    return code or (TIMED_OUT if json.loads(file.read_text(encoding="utf-8"))["left"] else 0)
+    if code := subprocess.run([sys.executable, *command], cwd=PROJECT).returncode:
+        return code
+    results = json.loads((DIRECTORY / f"{name}.json").read_text(encoding="utf-8"))
+    return TIMED_OUT if results["left"] else 0
 
 
 def main() -> None:
@@ -68,16 +70,19 @@ def main() -> None:
     wanted = [] if arguments.tables else arguments.only or names
     runs, failed, left = Runs(arguments), [], []
     for name in wanted:
-        known = runs.lines.get(name, {}).get("value")
-        print(f"== {name}{'' if known != MEASURED else ': measured by an earlier call'}", flush=True)
-        if known == MEASURED:
+        state = runs.lines.get(name, {}).get("value")
+        if state == MEASURED:
+            print(f"== {name}: measured by an earlier call", flush=True)
             continue
-        runs.keep(name, value=BEGUN)
-        code = measure(name, commands(arguments)[name], arguments.minutes, known == BEGUN)
-        if code:
-            (left if code == TIMED_OUT else failed).append(name)
+        print(f"== {name}", flush=True)
+        runs.save(name, value=BEGUN)
+        code = measure(name, commands(arguments)[name], arguments.minutes, resume=state == BEGUN)
+        if not code:
+            runs.save(name, value=MEASURED)
+        elif code == TIMED_OUT:
+            left.append(name)
         else:
-            runs.keep(name, value=MEASURED)
+            failed.append(name)
     write()
     print(f"Tables: docs/performance.md ({', '.join(names)})")
     if left:

@@ -1,8 +1,9 @@
-"""Who waits for whom in each collective: two ranks on CPUs (gloo), of which rank 1 comes 30 ms late.
+"""Which rank waits in each collective, if rank 1 of two ranks on CPUs (gloo) is 30 ms late?
 
     python benchmarks/collectives.py
 
-Each sends 16 MiB, traced after two warm-ups; the JSON has what each rank did, and the figure beside it draws that.
+Each collective sends 16 MiB and is traced after two warm-ups. Writes what each rank did to the JSON file, and a figure
+next to it.
 """
 
 import json
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.files.plots import draw_timeline, new_figure, save_figure
 from common.files.results import Span
@@ -24,7 +25,6 @@ whole, share = torch.ones(NUMBERS), torch.ones(NUMBERS // 2)
 
 
 def send_or_receive(rank: int) -> None:
-    """From rank 0 to rank 1."""
     dist.send(whole, 1) if rank == 0 else dist.recv(whole, 0)
 
 
@@ -38,12 +38,12 @@ COLLECTIVES = {
 
 
 def trace(rank: int, directory: str) -> None:
-    """Go through all collectives as one of two ranks, and leave (begin, call, end) of each, in seconds, as JSON."""
+    """Run all collectives as one of two ranks. Write (begin, call, end) of each in seconds to directory/RANK.json."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory}/rendezvous", rank=rank, world_size=2)
     found = {}
     for name, call in COLLECTIVES.items():
-        for _ in range(3):  # the last one counts
+        for _ in range(3):  # two warm-ups
             dist.barrier()
             begin = time.monotonic()
             time.sleep(LATE * rank)
@@ -55,7 +55,7 @@ def trace(rank: int, directory: str) -> None:
 
 
 def spans_of(name: str, ranks: list[dict]) -> tuple[Span, ...]:
-    """Return what both ranks did around one collective, in milliseconds."""
+    """Return the spans of both ranks around one collective, in milliseconds."""
     start, spans = min(found[name][0] for found in ranks), []
     for rank, found in enumerate(ranks):
         begin, called, end = (1000 * (moment - start) for moment in found[name])
@@ -64,7 +64,7 @@ def spans_of(name: str, ranks: list[dict]) -> tuple[Span, ...]:
 
 
 def draw(collectives: dict[str, tuple[Span, ...]], path: Path) -> Path:
-    """Draw a panel for each collective."""
+    """Draw a timeline of each collective."""
     figure, axes = new_figure(height=1.6 + len(collectives), rows=(1,) * len(collectives))
     legend: dict[str, object] = {}
     for axis, (name, spans) in zip(axes, collectives.items(), strict=True):
@@ -77,20 +77,20 @@ def draw(collectives: dict[str, tuple[Span, ...]], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def both_ranks() -> list[dict]:
-    """Return what trace() left of both ranks."""
+def trace_ranks() -> list[dict]:
+    """Return the output of trace() on each rank."""
     with temporary_directory() as directory:
         torch.multiprocessing.spawn(trace, (directory,), nprocs=2)
         return [json.loads(Path(directory, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
 
 def measured(runs: Runs) -> dict:
-    """Return the spans of every collective, and draw them."""
-    ranks = runs.each({"both ranks": both_ranks})["both ranks"]
+    """Return and draw the spans of every collective."""
+    ranks = runs.each({"both ranks": trace_ranks})["both ranks"]
     found = {name: spans_of(name, ranks) for name in COLLECTIVES}
     print(draw(found, runs.output.with_suffix(".png")))
     return {"collectives": {name: [asdict(span) for span in spans] for name, spans in found.items()}}
 
 
 if __name__ == "__main__":
-    run_script(lambda: benchmark(arguments_of(__doc__), measured))
+    run_script(lambda: benchmark(benchmark_parser(__doc__).parse_args(), measured))

@@ -1,21 +1,20 @@
-"""How good is what the comparison recommends? Scenarios of which the truth is known, judged as a comparison is.
+"""How good are the recommendations of a comparison? Simulated scenarios with known true times.
 
     python benchmarks/decisions.py --scenarios 200 --output figures/benchmark/decisions.json
 
-Simulated: nothing is trained. Each scenario draws a training, its rows with their true times, faults and accuracies,
-and from these the runs that a comparison would have seen: noise, drifting blocks, epochs that stall, runs that fail,
-missing blocks. The regret is how much longer the recommended row truly takes, for what is wanted, than the best one
-that may be used. Scenarios with even seeds were looked at while the rules were made, the odd ones were not.
+Nothing is trained. Each scenario draws rows with their true times, faults and accuracies, and from these the runs that
+a comparison would see, with noise, drifting blocks, stalling epochs, failing runs and missing blocks. The regret is the
+true time of the recommended row divided by that of the best eligible row, minus one. Scenarios with even seeds were
+used to tune the rules, those with odd seeds were held out.
 """
 
-import argparse
 import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from measure import ENVIRONMENT, SETTINGS, as_table, simulated_run
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RunResult
@@ -29,21 +28,21 @@ from comparison.methods import METHODS
 from comparison.record import Equivalence, Report
 from comparison.rows import Configuration, Outcome, Planned
 
-IMAGES, BATCH, FEW = 10_000, 100, 20  # of an epoch; of a step; steps of an epoch that is cut
+IMAGES, BATCH, MAX_STEPS = 10_000, 100, 20  # per epoch; per step; steps of a shortened epoch
 RIVALS = ("ddp", "fsdp", "pipeline", "accelerate", "ddp-bf16", "ddp-zero")
 SWEEPS = {"": [(BATCH, 0)], "workers": [(BATCH, 0), (BATCH, 2)], "batch": [(50, 0), (BATCH, 0)]}
 MOST_REGRET = 0.03
 DOUBTS = ("failed", "points lower", "not shown", "refused", "disturbed", "simulated")
-PHASES = PhaseTimes(0.0, 0.0, 1.0, 1.0, update=1.0)  # which no decision asks for
+PHASES = PhaseTimes(0.0, 0.0, 1.0, 1.0, update=1.0)  # no decision depends on them
 
 
 @dataclass(frozen=True)
 class Truth:
-    """A row as it is. Seconds: of start-up, of the first epoch's warm-up, of a whole epoch, of an evaluation.
+    """The true properties of a row.
 
-    noise: standard deviation of its runs' times, as a share. stalls: the share of epochs that take three times as long.
-    fails: how many of its runs do. accuracy: percent, at the end; broken: its maths is wrong. epochs: to the target, or
-    as many as were asked for.
+    start, warm_up, epoch, evaluation: seconds; warm_up is added to the first epoch. noise: relative standard deviation
+    of its times. epochs: until the target, or as requested. stalls: share of epochs that take three times as long.
+    fails: number of failing runs. accuracy: final, in percent. broken: it computes something else.
     """
 
     method: str
@@ -62,24 +61,25 @@ class Truth:
 
     @property
     def name(self) -> str:
-        """As in the plan."""
         return f"{self.method}-{self.batch}-{self.workers}"
 
     @property
-    def sound(self) -> bool:
-        """Whether it may be used."""
+    def eligible(self) -> bool:
+        """Whether it may be recommended."""
         return not (self.broken or self.fails) and self.accuracy > 94
 
-    def takes(self, kind: str) -> float:
-        """Return the seconds to what is wanted, on average."""
+    def expected_seconds(self, kind: str) -> float:
+        """Return the mean seconds per epoch (PER_EPOCH) or of the whole run."""
         epoch = self.epoch * (1 + 2 * self.stalls) + self.evaluation
         return epoch if kind == PER_EPOCH else self.start + self.warm_up + self.epochs * epoch
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A comparison of which the truth is known. cut: the epochs are samples of whole ones; interrupted: in
-    the middle of its last block; checked: whether weights were compared with one device's."""
+    """A comparison with known true times.
+
+    cut: epochs are shortened by --max-steps. interrupted: in the middle of the last block. checked: with --check-maths.
+    """
 
     rows: tuple[Truth, ...]
     blocks: int
@@ -91,7 +91,7 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+    """Draw the scenario of a seed."""
     random = np.random.default_rng(seed)
     cut, target = ((True, False), (False, False), (False, True))[random.integers(3)]
     epoch, epochs = float(np.exp(random.uniform(0, 4))), int(random.choice([2, 3, 5, 10, 20]))
@@ -112,48 +112,45 @@ def draw(seed: int) -> Scenario:
                     method,
                     batch,
                     workers,
-                    start + several * float(random.uniform(1, 8)),
-                    0.1 * epoch,
-                    epoch * factor,
-                    0.15 * epoch * (factor if random.random() < 0.7 else float(random.uniform(0.5, 3))),
-                    noise * float(random.choice([1, 1, 1, 3])),
-                    needed,
+                    start=start + several * float(random.uniform(1, 8)),
+                    warm_up=0.1 * epoch,
+                    epoch=epoch * factor,
+                    evaluation=0.15 * epoch * (factor if random.random() < 0.7 else float(random.uniform(0.5, 3))),
+                    noise=noise * float(random.choice([1, 1, 1, 3])),
+                    epochs=needed,
                 )
             )
     return Scenario(
         tuple(_with_faults(random, rows)),
-        int(random.choice([3, 3, 5, 8])),
-        cut,
-        target,
-        bool(random.random() < 0.05),
-        bool(random.random() < 0.8),
-        bool(random.random() < 0.2),
+        blocks=int(random.choice([3, 3, 5, 8])),
+        cut=cut,
+        target=target,
+        disturbed=bool(random.random() < 0.05),
+        checked=bool(random.random() < 0.8),
+        interrupted=bool(random.random() < 0.2),
     )
 
 
 def _with_faults(random: np.random.Generator, rows: list[Truth]) -> list[Truth]:
-    """Some rows stall, fail, learn less or compute something else; the baseline too, if seldom."""
+    """Return the rows, some of which stall, fail, learn less or compute something else, the baseline less often."""
     faults = (
         lambda row: replace(row, stalls=float(random.uniform(0.05, 0.3))),
         lambda row: replace(row, fails=int(random.choice([1, 99]))),
         lambda row: replace(row, accuracy=float(random.choice([10.0, 80.0, 93.0]))),
         lambda row: replace(row, accuracy=float(random.choice([10.0, 85.0])), broken=True),
     )
-    seldom = {"single": 0.05, "single-all-cores": 0.05}
+    probability = {"single": 0.05, "single-all-cores": 0.05}
     return [
-        faults[random.integers(len(faults))](row) if random.random() < seldom.get(row.method, 0.35) else row
+        faults[random.integers(len(faults))](row) if random.random() < probability.get(row.method, 0.35) else row
         for row in rows
     ]
 
 
-# ---- what a comparison would see
-
-
 def observe(scenario: Scenario, seed: int) -> Report:
-    """Return the report of a comparison in such a scenario."""
+    """Simulate a comparison in a scenario."""
     random = np.random.default_rng((seed, 1))
     drift = np.exp(np.cumsum(random.normal(0, 0.03, scenario.blocks)))
-    levels = random.normal(0, 0.3, scenario.blocks)  # of the accuracies of a block's seed
+    levels = random.normal(0, 0.3, scenario.blocks)  # effect of each block's seed on the accuracies
     plan = tuple(map(_configuration, scenario.rows))
     outcomes = tuple(
         _outcome(random, scenario, truth, block, drift[block], levels[block])
@@ -166,7 +163,7 @@ def observe(scenario: Scenario, seed: int) -> Report:
     sweeps = {"batch_size": sorted({truth.batch for truth in scenario.rows})}
     settings = {
         **{**SETTINGS, **sweeps, "repeats": scenario.blocks, "epochs": max(truth.epochs for truth in scenario.rows)},
-        "max_steps": FEW if scenario.cut else None,
+        "max_steps": MAX_STEPS if scenario.cut else None,
         "target_accuracy": 0.95 if scenario.target else None,
     }
     probe = Probe(IMAGES, 2000, 1.0, (), (), ())
@@ -197,7 +194,7 @@ def _outcome(random, scenario: Scenario, truth: Truth, block: int, drift: float,
 
 
 def _result(random, scenario: Scenario, truth: Truth, factor: float, level: float) -> RunResult:
-    count, steps = truth.epochs, FEW if scenario.cut else IMAGES // truth.batch
+    count, steps = truth.epochs, MAX_STEPS if scenario.cut else IMAGES // truth.batch
     share = steps * truth.batch / IMAGES
     stalled = 1 + 2 * (random.random(count) < truth.stalls)
     seconds = factor * truth.epoch * share * stalled * np.exp(random.normal(0, truth.noise, count))
@@ -215,12 +212,9 @@ def _result(random, scenario: Scenario, truth: Truth, factor: float, level: floa
     )
 
 
-# ---- how good the recommendation is
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """What was recommended in one training of a scenario. wrong: what must not be. regret: None without a row."""
+    """The quality of one recommendation. regret: None if no row was recommended. wrong: why it is wrong, or ""."""
 
     seed: int
     kind: str
@@ -231,29 +225,30 @@ class Verdict:
 
 
 def judge(seed: int) -> list[Verdict]:
-    """Return what the comparison recommends in the scenario of a seed, for each of its trainings."""
+    """Judge each recommendation in the scenario of a seed."""
     scenario = draw(seed)
     analysis = analyse(observe(scenario, seed))
     return [_verdict(seed, scenario, analysis, decision) for decision in analysis.decisions]
 
 
 def _verdict(seed: int, scenario: Scenario, analysis: Analysis, decision: Decision) -> Verdict:
-    by, best, truths = decision.wall_time.kind, decision.best, {truth.name: truth for truth in scenario.rows}
+    by, truths = decision.wall_time.kind, {truth.name: truth for truth in scenario.rows}
     timed = [truths[name] for name in decision.ratios]
-    sound = [truth for truth in timed if truth.sound]
+    eligible = [truth for truth in timed if truth.eligible]
     if decision.kind != "use":
-        whole = any(truth.method == "single-all-cores" for truth in timed)
-        reasons = {"disturbed": scenario.disturbed, "none sound": not sound, "all cores": not whole}
+        all_cores = any(truth.method == "single-all-cores" for truth in timed)
+        reasons = {"disturbed": scenario.disturbed, "none sound": not eligible, "all cores": not all_cores}
         expected = reasons.get(decision.kind, False)
         return Verdict(seed, decision.kind, by, "", None, "" if expected else f"none, {decision.kind}")
-    truth = truths[best.name]
-    regret = truth.takes(by) / min(other.takes(by) for other in sound) - 1 if sound else None
-    wrong = "" if truth.sound else "a row that must not be used"
-    return Verdict(seed, "use", by, best.name, regret, wrong or contradiction(analysis, decision))
+    truth, regret = truths[decision.best.name], None
+    if eligible:
+        regret = truth.expected_seconds(by) / min(other.expected_seconds(by) for other in eligible) - 1
+    wrong = contradiction(analysis, decision) if truth.eligible else "a row that must not be used"
+    return Verdict(seed, "use", by, truth.name, regret, wrong)
 
 
 def contradiction(analysis: Analysis, decision: Decision) -> str:
-    """Return which two things that are said of the rows cannot both be true; nothing if there are none."""
+    """Return two statements of the analysis that contradict each other, or ""."""
     best, said = decision.best, {entry.name: entry.result for entry in analysis.rows}
     if any(word in said[best.name] for word in DOUBTS):
         return f"the row to use is called “{said[best.name]}”"
@@ -275,10 +270,9 @@ def contradiction(analysis: Analysis, decision: Decision) -> str:
 
 
 def table(results: dict) -> str:
-    """Return a line for each half of the seeds, as Markdown."""
     lines = []
-    for name, rest in (("even, used to tune the rules", 0), ("odd, held out", 1)):
-        half = [verdict for verdict in results["verdicts"] if verdict["seed"] % 2 == rest]
+    for name, remainder in (("even, used to tune the rules", 0), ("odd, held out", 1)):
+        half = [verdict for verdict in results["verdicts"] if verdict["seed"] % 2 == remainder]
         regrets = [verdict["regret"] for verdict in half if verdict["regret"] is not None]
         small, wrong = sum(regret <= MOST_REGRET for regret in regrets), sum(bool(verdict["wrong"]) for verdict in half)
         shares = f"{small / len(regrets):.1%}", f"{np.quantile(regrets, 0.95):.1%}", f"{max(regrets):.0%}"
@@ -288,7 +282,6 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the verdicts in all scenarios."""
     found = runs.each({f"seed {seed}": partial(judge, seed) for seed in range(runs.arguments.scenarios)})
     verdicts = [verdict for judged in found.values() for verdict in judged]
     for verdict in verdicts:
@@ -298,10 +291,9 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    def more(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--scenarios", type=positive_int, default=200, metavar="N", help="(%(default)s)")
-
-    benchmark(arguments_of(__doc__, more=more), measured, table)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--scenarios", type=positive_int, default=200, metavar="N", help="(%(default)s)")
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""Writes anew what the project's pages hold of its code and its results: `make docs`.
+"""Generates the parts of the documentation that come from code and committed results: `make docs`.
 
     python benchmarks/docs.py
 
-docs/*.schema.json are JSON schemas (2020-12) of the files that this project writes, made of the dataclasses that are
-read from them; figures/*/terminal-COLUMNS.txt is what a terminal shows at a comparison's end. In a page, what stands
-between <!-- NAME --> and <!-- end --> is made of committed JSON, or is the difference of two scripts; what was never
-measured is left as it is.
+Writes JSON schemas (2020-12) of the project's files to docs/*.schema.json, the terminal output of comparisons to
+figures/*/terminal-COLUMNS.txt, and the text between <!-- NAME --> and <!-- end --> in each page, which is a table of
+committed JSON or a diff of two scripts. Parts without committed results are left as they are.
 """
 
 import difflib
@@ -33,10 +32,10 @@ from comparison.show.detail_tables import before_table, memory_table, projection
 from comparison.show.tables import accuracy, lay_out, main_rows, table_of
 from comparison.show.terminal import terminal_text
 
-HIDDEN = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Relative time [95%]", "Total time (s)")  # in report.md
+ONLY_IN_REPORT = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Relative time [95%]", "Total time (s)")
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
-SCRIPTS = (  # with a table()
+SCRIPTS = (  # benchmarks with a table()
     *"overhead loaders options peers scaling roofline startup planted_causes sharding sharing decisions proofs".split(),
     "own_scripts",
 )
@@ -47,7 +46,7 @@ DDP_LENET = (
 FAST_CIFAR10 = "--dataset cifar10 --recipe fast --baseline single-all-cores"
 SGD_MNIST = "--dataset mnist --epochs 8 --lr 0.01 --optimizer nesterov"
 SGD_CIFAR10 = "--dataset cifar10 --model strided --epochs 10 --lr 0.01 --optimizer nesterov"
-COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this machine
+COMPARISONS = {  # directory → flags of compare_parallel.py; CORES is replaced by the number of cores
     "time-to-99-mnist": "--dataset mnist --recipe fast --methods single --threads-per-device CORES --repeats 5 "
     "--target-accuracy 0.99",
     "time-to-90-cifar10": f"{FAST_CIFAR10} --methods single-all-cores ddp pipeline --repeats 3 --target-accuracy 0.9",
@@ -74,12 +73,12 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES: of this ma
 
 
 def schema(kind: type) -> dict:
-    """Return the schema of a record: a file has all of its fields, and no others but in a comparison's settings."""
+    """Return the JSON schema of a record. All fields are required; only a comparison's settings may have others."""
     made = msgspec.json.schema(kind)
     for name, part in made["$defs"].items():
         if "description" in part:
             part["description"] = " ".join(part["description"].split())
-        if name in ("Settings", "Environment"):  # a TypedDict, which says what may be missing
+        if name in ("Settings", "Environment"):  # a TypedDict declares its own required keys
             part["additionalProperties"] = name == "Settings"
         else:
             part |= {"required": [*part["properties"]], "additionalProperties": False}
@@ -96,10 +95,10 @@ def schema(kind: type) -> dict:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
-def comparison() -> dict:
+def comparison_schema() -> dict:
     """Return the schema of a comparison's results.json."""
     made = schema(Report)
-    own = {
+    added = {
         "schema_version": {"const": SCHEMA_VERSION},
         "sha256": {
             "type": "string",
@@ -108,31 +107,31 @@ def comparison() -> dict:
         },
     }
     report = made["$defs"]["Report"]
-    report["properties"] |= own
-    report["required"] += own
+    report["properties"] |= added
+    report["required"] += added
     return made
 
 
 def short_table(analysis: Analysis) -> str:
-    """Return the table of a comparison without the columns that only its report shows."""
-    rows = ({name: value for name, value in row.items() if name not in HIDDEN} for row in main_rows(analysis))
+    """Return the table of a comparison without the columns of ONLY_IN_REPORT."""
+    rows = ({name: value for name, value in row.items() if name not in ONLY_IN_REPORT} for row in main_rows(analysis))
     return table_of(rows, "github")
 
 
-def measured_table(name: str, directory: Path, place: str = "") -> str:
-    """Return the table of one benchmark, its command, its machine, and links to its numbers, which begin with place."""
+def measured_table(name: str, directory: Path, link_prefix: str = "") -> str:
+    """Return the table of one benchmark, with its command, its machine and links to its results."""
     if (file := directory / name / "results.json").exists():
         analysis = analyse(read_results(file))
         where, command = analysis.report.environment, analysis.report.command
-        if name in COMPARISONS and place:
+        if name in COMPARISONS and link_prefix:
             command = f"python benchmarks/benchmark.py --only {name}"
         text = before_table(analysis, "github") if analysis.pairs[BEFORE] else short_table(analysis)
-        links = f"[report]({place}{name}/report.md), [raw]({place}{name}/results.json)"
+        links = f"[report]({link_prefix}{name}/report.md), [raw]({link_prefix}{name}/results.json)"
     else:
         results = json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
         command, where = results["command"].replace(" --data-root ./data", ""), results["environment"]
-        text, links = importlib.import_module(name).table(results), f"[raw]({place}{name}.json)"
-        if results.get("device") == "cpu":  # it had too few GPUs
+        text, links = importlib.import_module(name).table(results), f"[raw]({link_prefix}{name}.json)"
+        if results.get("device") == "cpu":  # the machine had too few GPUs
             where = {**where, "gpus": []}
         if results.get("left"):
             links += f", {count(results['left'], 'run')} left"
@@ -140,17 +139,21 @@ def measured_table(name: str, directory: Path, place: str = "") -> str:
 
 
 def comparison_table(name: str) -> str:
-    """Return the table of a comparison, or those of its sweeps."""
+    """Return the table of a comparison, or the tables of its sweeps."""
     analysis = analyse(read_results(FIGURES / name / "results.json"))
     tables = sweep_tables(analysis, "github") if analysis.report.swept else [short_table(analysis)]
     return "\n\n".join([*tables, f"({machine_line(analysis.report.environment)})"])
 
 
+def analysis_of(name: str) -> Analysis:
+    return analyse(read_results(FIGURES / "benchmark" / name / "results.json"))
+
+
 def accuracies(names: str) -> str:
-    """Return what each row of some benchmarks learned, with which batch and learning rate."""
+    """Return the accuracy, batch size and learning rate of each row of some benchmarks."""
     rows = []
     for name in names.split():
-        for entry in analyse(read_results(FIGURES / "benchmark" / name / "results.json")).done:
+        for entry in analysis_of(name).done:
             config = entry.row.results[0].config
             known = {field: config[field] for field in ("dataset", "optimizer", "batch_size", "lr_scaling", "lr")}
             rate = f"{RunConfig(**known).highest_lr:.3g}"
@@ -160,19 +163,18 @@ def accuracies(names: str) -> str:
 
 
 def memory(name: str) -> str:
-    """Return what each row of a benchmark needs of memory, beside its time."""
-    analysis = analyse(read_results(FIGURES / "benchmark" / name / "results.json"))
-    return f"{memory_table(analysis, 'github')}\n\n{commands(name)}"
+    """Return the memory and time of each row of a benchmark."""
+    return f"{memory_table(analysis_of(name), 'github')}\n\n{commands(name)}"
 
 
 def commands(names: str) -> str:
-    """Return what to type to measure some benchmarks again, and where they were."""
-    where = read_results(FIGURES / "benchmark" / names.split()[0] / "results.json").environment
+    """Return the command that runs some benchmarks, and the machine of the first."""
+    where = analysis_of(names.split()[0]).report.environment
     return f"`python benchmarks/benchmark.py --only {names}` on {machine_line(where)}."
 
 
 def alarms(blocks: str) -> str:
-    """Return how often a comparison of so many blocks claims what is not there, and finds what is."""
+    """Return the table of false claims and power for a number of blocks."""
     module = importlib.import_module("false_alarms")
     measured = json.loads((FIGURES / "false-alarms" / "results.json").read_text(encoding="utf-8"))
     rows = [row for row in measured["fixed"] if row["blocks"] == int(blocks)]
@@ -180,39 +182,39 @@ def alarms(blocks: str) -> str:
 
 
 def projection(name: str) -> str:
-    """Return the table of what a comparison projects."""
+    """Return the table of a comparison's projection."""
     return projection_table(analyse(read_results(FIGURES / name / "results.json")), "github")
 
 
 def terminal(name: str) -> str:
-    """Return what a terminal of 80 columns shows of a comparison."""
+    """Return a comparison's output on a terminal with 80 columns."""
     return textwrap.indent(screen(FIGURES / name / "terminal-80.txt"), "    ").rstrip("\n")
 
 
 def screen(file: Path) -> str:
-    """Return what terminal-COLUMNS.txt beside a comparison's results is to hold."""
+    """Return the text of terminal-COLUMNS.txt next to a comparison's results."""
     report = read_results(file.parent / "results.json")
     return terminal_text(analyse(report), width=int(file.stem.rpartition("-")[2])) + "\n"
 
 
 def faults(_: str) -> str:
-    """Return what became of the injected faults, by the file that injects them."""
-    rows = []
-    every = json.loads((FIGURES / "faults" / "faults.json").read_text(encoding="utf-8"))["faults"]
-    for group in dict.fromkeys(fault["group"] for fault in every):
-        some = [fault for fault in every if fault["group"] == group]
-        seconds = [fault["seconds"] for fault in some if fault["seconds"] is not None]
+    """Return the table of injected faults, with a line for each file in tests/faults."""
+    rows, groups = [], {}
+    for fault in json.loads((FIGURES / "faults" / "faults.json").read_text(encoding="utf-8"))["faults"]:
+        groups.setdefault(fault["group"], []).append(fault)
+    for group, injected in groups.items():
+        seconds = [fault["seconds"] for fault in injected if fault["seconds"] is not None]
         link = f"tests/faults/test_{group.replace(' ', '_')}.py"
         times = (f"{statistics.median(seconds):.1f}", f"{max(seconds):.1f}") if seconds else ("–", "–")
-        rows.append((f"[{group}]({link})", len(some), sum(fault["handled"] for fault in some), *times))
+        rows.append((f"[{group}]({link})", len(injected), sum(fault["handled"] for fault in injected), *times))
     return lay_out(rows, ("Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"), "github")
 
 
 def difference(names: str) -> str:
-    """Return in which lines of train(), and after it, two scripts differ."""
+    """Return a diff of two scripts from train() on."""
     texts = [(PROJECT / f"{name}.py").read_text(encoding="utf-8") for name in names.split()]
     bodies = [text[text.index("def train(") :].splitlines() for text in texts]
-    changed = list(difflib.unified_diff(*bodies, n=0, lineterm=""))[3:]  # without the files' names and the first @@
+    changed = list(difflib.unified_diff(*bodies, n=0, lineterm=""))[3:]  # skips the file names and the first @@
     return "\n".join(["```diff", *("" if line.startswith("@@") else line for line in changed), "```"])
 
 
@@ -229,7 +231,7 @@ PARTS = {
 
 
 def part(page: Path, match: re.Match) -> str:
-    """Return what stands between two markers of a page, and these."""
+    """Return a generated part of a page with its two markers."""
     name, kind, about = match["name"], *match["name"].partition(" ")[::2]
     if kind in PARTS:
         text = PARTS[kind](about)
@@ -237,33 +239,30 @@ def part(page: Path, match: re.Match) -> str:
         text = measured_table(name, FIGURES / "benchmark", "figures/benchmark/")
     else:
         return match[0]
-    space = "\n" if kind == "terminal" else "\n\n"  # a README is short
+    space = "\n" if kind == "terminal" else "\n\n"  # keeps the README short
     text = text.replace("](", "](../") if page.parent == DOCS and kind != "diff" else text
     return f"<!-- {name} -->{space}{text}{space}<!-- end -->"
 
 
-def page_made(page: Path) -> str:
-    """Return what a page is to say."""
+def generated_page(page: Path) -> str:
+    """Return the new text of a page."""
     marked = r"<!-- (?P<name>[\w -]+) -->\n.*?<!-- end -->"
     return re.sub(marked, partial(part, page), page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def made() -> dict[Path, str]:
-    """Return what each file is to say."""
-    schemas = {"run-result": schema(RunResult), "results": comparison()}
-    return {
-        **{
-            DOCS / f"{name}.schema.json": json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-            for name, value in schemas.items()
-        },
-        **{page: page_made(page) for page in PAGES},
-        **{file: screen(file) for file in FIGURES.glob("*/terminal-*.txt")},
-    }
+def generated_files() -> dict[Path, str]:
+    """Return the new text of each file."""
+    files = {page: generated_page(page) for page in PAGES}
+    for name, made in (("run-result", schema(RunResult)), ("results", comparison_schema())):
+        files[DOCS / f"{name}.schema.json"] = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
+    for file in FIGURES.glob("*/terminal-*.txt"):
+        files[file] = screen(file)
+    return files
 
 
 def write() -> None:
-    """Write each file anew."""
-    for file, text in made().items():
+    """Update all generated files."""
+    for file, text in generated_files().items():
         write_text(text, file)
 
 

@@ -1,11 +1,10 @@
-"""How often does the comparison claim a difference where there is none, and how often does it find one?
+"""How often does a comparison claim a difference between equal rows, and how often does it find a real one?
 
     python benchmarks/false_alarms.py --simulated 2000 --real 10
 
-Simulated: six rows in blocks, in the order that the comparison would choose and judged by its own statistics, with a
-fixed number of blocks and with looks at the data that end it early. Noise of one run after another, which is harder
-than that of rows that take turns. Real: one device, the same short training twice under two names, run and judged as
-the comparison does it. Writes every raw time to --output, and summary.md beside it.
+Simulated: six rows in the order and with the statistics of a comparison, with a fixed number of blocks and with early
+stopping. The noise is that of one run after another, which is worse than that of rows in turns. Real: one short
+training on one device, run and judged as two rows. Writes all results to --output, and summary.md next to it.
 """
 
 import argparse
@@ -16,8 +15,8 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measure import PLANNED, as_table
-from runs import Runs, arguments_of, benchmark
+from measure import PLANNED, as_table, paired
+from runs import Runs, benchmark, benchmark_parser
 
 from common.errors import FAILED, SuiteError
 from common.files.writing import write_text
@@ -43,30 +42,30 @@ from comparison.run.turns import run_once
 from comparison.show.tables import DASH
 
 ROWS = 6  # the first is the baseline
-DRIFT = 0.10  # the machine's times grow by this share from the first run to the last
-BLOCKS, MOST = (2, 3, 5, 10), 10
+DRIFT = 0.10  # relative growth of all times from the first run to the last
+BLOCKS, MAX_BLOCKS = (2, 3, 5, 10), 10
 FIRST_LOOK = 3
 EFFECTS = (1.05, 1.10, 1.20)
-MIXED = (1.05, 1.10, 1.20, 1.0, 1 / 1.10)  # how many times as fast the rows are where they differ
+MIXED = (1.05, 1.10, 1.20, 1.0, 1 / 1.10)  # the true speed-ups of rows that differ
 TRAINING = "--dataset synthetic-mnist --train-size 2560 --epochs 3".split()
 
 
 def unequal(*deviations):
-    """Return normal noise of so much for each row."""
+    """Return normal noise with a standard deviation for each row."""
     return lambda random, rows: random.normal(0, np.array(deviations)[rows])
 
 
 def autocorrelated(random, rows):
-    """15% that change slowly, over about 8 runs, and 3% of every run's own."""
-    state, kept, states = random.normal(0, 0.15), math.exp(-1 / 8), []
+    """An AR(1) process of 15% with a correlation time of 8 runs, plus 3% of independent noise."""
+    state, decay, states = random.normal(0, 0.15), math.exp(-1 / 8), []
     for _ in rows:
-        state = kept * state + random.normal(0, 0.15 * math.sqrt(1 - kept**2))
+        state = decay * state + random.normal(0, 0.15 * math.sqrt(1 - decay**2))
         states.append(state)
     return np.array(states) + random.normal(0, 0.03, len(rows))
 
 
 def slow_periods(random, rows):
-    """Of about 8 runs, with 24 between them, in which all takes twice as long; and 3% of every run's own."""
+    """Periods of about 8 runs that take twice as long, 24 runs apart on average, plus 3% of independent noise."""
     slow, states = random.random() < 0.25, []
     for _ in rows:
         slow = random.random() >= 1 / 8 if slow else random.random() < 1 / 24
@@ -74,7 +73,7 @@ def slow_periods(random, rows):
     return np.array(states) + random.normal(0, 0.03, len(rows))
 
 
-NOISE = {  # of the logarithms of the times of runs, given the row of each
+NOISE = {  # name → noise of the logarithms of the times, from a random generator and the row of each run
     "normal, 4%": unequal(*6 * [0.04]),
     "exponential, mean 5%": lambda random, rows: np.log1p(random.exponential(0.05, len(rows))),
     "one run in five 30% slower": lambda random, rows: np.log1p(
@@ -90,40 +89,42 @@ NOISE = {  # of the logarithms of the times of runs, given the row of each
 
 
 def simulate(noise, seed: int) -> np.ndarray:
-    """Return the seconds, (MOST blocks, ROWS), of one comparison of rows that are equally fast."""
-    order = make_order(list(range(ROWS)), MOST, seed)
+    """Return the seconds, shape (MAX_BLOCKS, ROWS), of a comparison of equally fast rows."""
+    order = make_order(list(range(ROWS)), MAX_BLOCKS, seed)
     blocks, rows = np.array(order).T
     drift = np.log1p(DRIFT * np.arange(len(order)) / len(order))
-    times = np.empty((MOST, ROWS))
+    times = np.empty((MAX_BLOCKS, ROWS))
     times[blocks - 1, rows] = 10 * np.exp(drift + noise(np.random.default_rng(seed), rows))
     return times
 
 
 def judge(times: np.ndarray, confidence: float = CONFIDENCE) -> list[Ratio]:
-    """Return the speed-ups of all rows but the first."""
+    """Return the speed-up of each row but the first."""
     return ratios(times, 0, list(range(1, ROWS)), confidence)
 
 
-def if_true(speed_up: Ratio, effect: float) -> str:
-    """Return what would have been said of a row that is truly `effect` times as fast: its interval only moves."""
+def verdict_if(speed_up: Ratio, effect: float) -> str:
+    """Return the verdict on a row with a true speed-up of `effect` and the same noise: its interval only shifts."""
     return speed_up.times(effect).words
 
 
-def is_false(words: str, effect: float) -> bool:
-    """Whether that is wrong of a row that is truly `effect` times as fast."""
-    if words == EQUAL:
+def is_false(verdict: str, effect: float) -> bool:
+    """Return whether a verdict on a row with a true speed-up of `effect` is wrong."""
+    if verdict == EQUAL:
         return not 1 / (1 + EQUAL_WITHIN) <= effect <= 1 + EQUAL_WITHIN
-    return effect <= 1 if words == FASTER else effect >= 1 if words == SLOWER else False
+    if verdict == FASTER:
+        return effect <= 1
+    return verdict == SLOWER and effect >= 1
 
 
-def is_kept(times: np.ndarray) -> bool:
-    """Whether the first of equal rows may be the fastest, as it is not proved to be slower than who seems to be."""
+def may_be_fastest(times: np.ndarray) -> bool:
+    """Return whether the first row is not proved to be slower than the row with the least mean."""
     first, *others = np.argsort(adjusted_means(times))
     return first == 0 or ratios(times, first, others)[others.index(0)].words not in (FASTER, SLOWER)
 
 
 def fixed_rows(name: str, comparisons: int) -> list[dict]:
-    """Return false claims, coverage and what is found, for a kind of noise and every number of blocks."""
+    """Return the false claims, coverage and power for a kind of noise, for each number of blocks."""
     rows, tables = [], [simulate(NOISE[name], seed) for seed in range(comparisons)]
     for blocks in BLOCKS:
         judged = [judge(times[:blocks]) for times in tables]
@@ -135,62 +136,64 @@ def fixed_rows(name: str, comparisons: int) -> list[dict]:
                 "comparisons": comparisons,
                 "any_false": share(any(is_false(speed_up.words, 1.0) for speed_up in group) for group in judged),
                 "coverage": share(speed_up.low <= 1 <= speed_up.high for speed_up in every),
-                "best_kept": share(is_kept(times[:blocks]) for times in tables),
-                "found": [share(if_true(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
+                "best_kept": share(may_be_fastest(times[:blocks]) for times in tables),
+                "found": [share(verdict_if(speed_up, effect) == FASTER for speed_up in every) for effect in EFFECTS],
             }
         )
     return rows
 
 
 def looks_rows(name: str, comparisons: int) -> list[dict]:
-    """Return the same for comparisons that end as soon as every row is decided, at the latest after MOST blocks.
+    """Return the same for comparisons that stop once every row is decided, at the latest after MAX_BLOCKS.
 
-    A row that is decided is not run again, unless it is the baseline.
+    A decided row is not run again, unless it is the baseline.
     """
-    looks, rows = range(FIRST_LOOK, MOST + 1), []
-    confidences = {
-        last: look_confidence(
-            tuple(looks[: last - FIRST_LOOK + 1]), tuple(look / MOST for look in looks[: last - FIRST_LOOK + 1])
-        )
-        for last in looks
-    }
+    confidences, rows = {}, []
+    for last in range(FIRST_LOOK, MAX_BLOCKS + 1):
+        looks = tuple(range(FIRST_LOOK, last + 1))
+        confidences[last] = look_confidence(looks, tuple(look / MAX_BLOCKS for look in looks))
     tables = [simulate(NOISE[name], seed) for seed in range(comparisons)]
     for effects in ((1.0,) * (ROWS - 1), MIXED):
-        ends = [end_of(times.copy(), confidences, effects) for times in tables]
-        said = [words for _, _, words in ends]
-        row = {"noise": name, "effects": effects, "comparisons": comparisons}
-        row["blocks"] = sum(blocks for blocks, _, _ in ends) / comparisons
-        row["runs"] = sum(runs for _, runs, _ in ends) / comparisons
-        row["any_false"] = share(any(map(is_false, words, effects)) for words in said)
-        row["found"] = [None] * len(EFFECTS)
-        for place, effect in enumerate(EFFECTS):
-            if effect in effects:
-                row["found"][place] = share(words[effects.index(effect)] == FASTER for words in said)
-        rows.append(row)
+        blocks, runs, verdicts = zip(*(stop_early(times.copy(), confidences, effects) for times in tables), strict=True)
+        found = [
+            share(each[effects.index(effect)] == FASTER for each in verdicts) if effect in effects else None
+            for effect in EFFECTS
+        ]
+        rows.append(
+            {
+                "noise": name,
+                "effects": effects,
+                "comparisons": comparisons,
+                "blocks": sum(blocks) / comparisons,
+                "runs": sum(runs) / comparisons,
+                "any_false": share(any(map(is_false, each, effects)) for each in verdicts),
+                "found": found,
+            }
+        )
     return rows
 
 
-def end_of(times: np.ndarray, confidences: dict[int, float], effects) -> tuple[int, int, list[str]]:
-    """Return the blocks and runs of a comparison that ends when every row is decided, and what is said of the rows.
+def stop_early(times: np.ndarray, confidences: dict[int, float], effects) -> tuple[int, int, list[str]]:
+    """Return the number of blocks and runs of a comparison with early stopping, and the verdicts on its rows.
 
-    times: of all blocks that could be run; those that are not run become nan.
+    times: of all possible runs; those that are skipped become nan.
     """
     for look, confidence in confidences.items():
-        words = [*map(if_true, judge(times[:look], confidence), effects)]
-        decided = [column for column, said in enumerate(words, start=1) if said != UNDECIDED]
+        verdicts = [*map(verdict_if, judge(times[:look], confidence), effects)]
+        decided = [column for column, verdict in enumerate(verdicts, start=1) if verdict != UNDECIDED]
         times[look:, decided] = np.nan
         if len(decided) == len(effects):
             break
-    return look, int(np.isfinite(times[:look]).sum()), words
+    return look, int(np.isfinite(times[:look]).sum()), verdicts
 
 
 def share(answers) -> float:
-    """Return which part of the answers is yes."""
+    """Return the share of true answers."""
     return float(np.mean(list(answers)))
 
 
 def real_comparison(seed: int) -> dict:
-    """Run one device twice under two names, three blocks; return the comparison's raw times."""
+    """Run the same training as two rows in three blocks. Return the raw times."""
     (single,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
     twins = {name: replace(single, name=name) for name in ("first", "second")}
     order = make_order(list(twins), 3, seed)
@@ -206,13 +209,12 @@ def real_comparison(seed: int) -> dict:
 
 
 def judge_real(comparison: dict) -> Ratio:
-    """Return the ratio of the first of two rows to the second; their runs are in the order of the blocks."""
-    times = np.column_stack([comparison["first_seconds"], comparison["second_seconds"]])
-    return ratios(times, 0, [1])[0]
+    """Return the ratio of the first row to the second."""
+    return paired(comparison["first_seconds"], comparison["second_seconds"])
 
 
 def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
-    """Return all as Markdown."""
+    """Return all tables as Markdown."""
 
     def percent(part):
         return DASH if part is None else f"{100 * part:.1f}"
@@ -236,8 +238,8 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         "A comparison with any false claim counts once; coverage counts intervals one by one.",
         as_table(" | ".join([fixed_header, *effects]), fixed_rows),
         "The same with a look after every block from the third on, which ends the comparison once all rows are "
-        f"decided, at the latest after {MOST} blocks; a row that is decided is not run again. Rows that differ are "
-        f"{', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
+        f"decided, at the latest after {MAX_BLOCKS} blocks; a row that is decided is not run again. Rows that differ "
+        f"are {', '.join(map('{:.2f}'.format, MIXED))} times as fast as the baseline.",
         as_table(
             " | ".join(["Noise | Rows | Mean blocks | Mean runs | Any false claim (%)", *effects]), look_rows, (0, 1)
         ),
@@ -249,7 +251,7 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return all simulated rows, and the real comparisons, or those that were measured; write the summary."""
+    """Return the results of the simulated and real comparisons, and write summary.md."""
     given = runs.arguments
     cases = {
         f"{name}, {what}": partial(simulated, name, given.simulated)
@@ -271,14 +273,11 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument(
-            "--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)"
-        )
-        help = "comparisons (%(default)s; 0 keeps those that were measured)"
-        parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
-
-    benchmark(arguments_of(__doc__, more=more, output="figures/false-alarms/results.json"), measured, table)
+    parser = benchmark_parser(__doc__, output="figures/false-alarms/results.json")
+    parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
+    help = "comparisons (%(default)s; 0 keeps those that were measured)"
+    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

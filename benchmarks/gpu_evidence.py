@@ -1,13 +1,13 @@
-"""Everything that is to be seen on a machine with a GPU, or several, the most valuable steps first.
+"""Run all tests and benchmarks that need a GPU, the most valuable first.
 
     python benchmarks/gpu_evidence.py --bundle bundle --missing msgspec
     PYTHONPATH=bundle/site python3 benchmarks/gpu_evidence.py --minutes 9 --pack evidence
 
-The first, where there is a network, packs what the other machine lacks: packages, and the data sets in --data-root. The
-second, there, needs no network and no development tools. It runs the steps that fit into so many minutes, those first
-that it has not tried, into figures/gpu-NAME/, which has a report.md; and packs that after every step, into three files
-of 16 MiB at most. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks one in another copy of the project, also in
-one where the same command is to go on. What was stopped goes on, but for the tests.
+The first command needs a network. It packs the missing packages and the data sets in --data-root for the GPU machine.
+The second command runs on the GPU machine and needs neither a network nor development tools. It runs the steps that fit
+into --minutes, untried ones first, and writes their results and a report.md to figures/gpu-NAME/. After every step it
+packs that directory into at most three files of 16 MiB. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks one
+in another copy of the project, where the same command can resume. Stopped steps are resumed, except for the tests.
 """
 
 import json
@@ -41,14 +41,14 @@ OPTIONS = "single single:cuda-graph single:precision=bf16 single:compile"
 
 
 class Step(NamedTuple):
-    """minutes: that it is expected to take; it is stopped after twice as many. data: the data set that it needs."""
+    """minutes: expected duration; the step is stopped after twice as long. data: the required data set."""
 
     minutes: float
     command: str
     data: str = ""
 
 
-STEPS = {  # by worth
+STEPS = {  # the most valuable first
     "tests": Step(5, "-m pytest -m gpu"),
     "methods": Step(7, f"{SYNTHETIC} --no-twin --check-maths --timeline"),
     "one-device": Step(3, f"{SYNTHETIC} --model resnet8 --methods {OPTIONS} --allow-unequal"),
@@ -59,18 +59,18 @@ STEPS = {  # by worth
     "time-to-94-cifar10": Step(5, f"{FAST} {WIDE} --epochs 20 --repeats 3 --target-accuracy 0.94", "cifar10"),
 }
 ENDED = {0: "fine", TIMED_OUT: "stopped"}
-PACKS, PACK_BYTES, LIST_BYTES = 3, 2**24, 2**19  # the last: of a pack, for its list of files
-TIDY = 15.0  # seconds, to stop a step, write the report and pack
+PACKS, PACK_BYTES, INDEX_BYTES = 3, 2**24, 2**19  # the last is reserved in each pack for its list of files
+CLEANUP_SECONDS = 15.0  # to stop a step, write the report and pack
 
 
 def directory_of(gpus: list[str]) -> Path:
-    """Return where what these GPUs show is kept, e.g. figures/gpu-nvidia-h200, or figures/gpu-2x-tesla-t4."""
+    """Return the output directory for these GPUs, e.g. figures/gpu-nvidia-h200 or figures/gpu-2x-tesla-t4."""
     names = "-".join(dict.fromkeys(re.sub(r"[^a-z0-9]+", "-", gpu.lower()) for gpu in gpus))
     return PROJECT / "figures" / f"gpu-{f'{len(gpus)}x-' if len(gpus) > 1 else ''}{names}"
 
 
 def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> None:
-    """Write report.md: the machine, how each step ended, and its table, also of one that was stopped."""
+    """Write report.md: the machine, the exit code of each step, and the tables, including those of stopped steps."""
     ended = [
         (name, str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)") for name, step in steps.items()
     ]
@@ -83,39 +83,39 @@ def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> 
         if (directory / name / "results.json").exists() or (directory / f"{name}.json").exists():
             try:
                 parts += [f"## {name}", measured_table(name, directory)]
-            except Exception as error:  # whatever there is to see, the other steps are seen
+            except Exception as error:  # one broken table must not hide the others
                 parts += [f"It cannot be shown: {type(error).__name__}: {error}"]
     write_text("\n\n".join(parts) + "\n", directory / "report.md")
 
 
 def pack(directory: Path, target: Path) -> None:
-    """Write all files below a directory into at most PACKS archives of PACK_BYTES, the smallest files first."""
+    """Write all files of a directory into at most PACKS archives of PACK_BYTES, the smallest files first."""
     sizes = {file: len(zlib.compress(file.read_bytes())) for file in directory.rglob("*") if file.is_file()}
     files = sorted(sizes, key=lambda file: sizes[file])
     for number in range(1, PACKS + 1):
         with (
             replacing(target / f"evidence-{number}.zip") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
-            while files and file.tell() + sizes[files[0]] < PACK_BYTES - LIST_BYTES:
-                z.write(files[0], files.pop(0).relative_to(PROJECT))
+            while files and file.tell() + sizes[files[0]] < PACK_BYTES - INDEX_BYTES:
+                archive.write(files[0], files.pop(0).relative_to(PROJECT))
         if not files:
             return
     print(f"too large to be packed: {', '.join(str(file.relative_to(PROJECT)) for file in files)}")
 
 
 def command_of(name: str, directory: Path, data_root: Path, resume: bool) -> tuple[str, ...]:
-    """Return the command of a step, without the interpreter; resume: it goes on if it was stopped."""
+    """Return the command of a step, without the interpreter. resume: continue from earlier results, if any."""
     command, place = tuple(STEPS[name].command.split()), directory / name
     if command[0] == "-m":
         return command
     flag, output = ("--output-dir", place) if command[0] == COMPARE else ("--output", place.with_suffix(".json"))
-    more = ["--resume"] if resume and (place / "results.json").exists() else []
-    return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *more
+    resume_flag = ["--resume"] if resume and (place / "results.json").exists() else []
+    return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *resume_flag
 
 
 def run_steps(arguments, directory: Path, environment: dict, end: float) -> dict[str, dict]:
-    """Run those that fit before `end`, on the clock of time.monotonic(); return how every step has ended so far."""
+    """Run the steps that fit before `end`, by time.monotonic(). Return the outcome of every step tried so far."""
     record = directory / "steps.json"
     steps = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
     for name in [arguments.step] if arguments.step else sorted(STEPS, key=lambda name: name in steps):
@@ -126,7 +126,7 @@ def run_steps(arguments, directory: Path, environment: dict, end: float) -> dict
             print(f"{name}: left out, as {step.data} is not in {arguments.data_root}", flush=True)
             continue
         command = command_of(name, directory, arguments.data_root, earlier in (None, TIMED_OUT))
-        log, began, code = directory / f"{name}.log", time.monotonic(), TIMED_OUT  # should this program be stopped
+        log, began, code = directory / f"{name}.log", time.monotonic(), TIMED_OUT  # if this program is stopped
         print(f"{name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}", flush=True)
         try:
             code = run_child((sys.executable, *command), log, timeout=min(left, 120 * step.minutes))
@@ -158,18 +158,18 @@ def main() -> None:
     if arguments.bundle:
         return write_bundle(arguments.bundle, arguments.missing, arguments.python, arguments.data_root)
     read_bundle(arguments.from_bundle, arguments.data_root)
-    found = describe(str(arguments.data_root))  # by a child, as this program is to hold no GPU's memory
+    found = describe(str(arguments.data_root))  # in a child process, so that this one holds no GPU memory
     environment = found["environment"]
     if not environment or not environment["gpus"]:
         raise SuiteError("this needs a GPU", "PyTorch sees none", "run it on a machine that has one", MACHINE)
     directory = directory_of(environment["gpus"])
     directory.mkdir(parents=True, exist_ok=True)
     write_json(found, directory / "check.json")
-    steps = run_steps(arguments, directory, environment, start + 60 * arguments.minutes - TIDY)
+    steps = run_steps(arguments, directory, environment, start + 60 * arguments.minutes - CLEANUP_SECONDS)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
         what = f"these did not come to a good end: {', '.join(failed)}"
-        found = f"their logs are in {directory.relative_to(PROJECT)}"
-        raise SuiteError(what, found, "the same command tries them again, after those not tried yet", FAILED)
+        where = f"their logs are in {directory.relative_to(PROJECT)}"
+        raise SuiteError(what, where, "the same command tries them again, after those not tried yet", FAILED)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does a pipeline ever hang, on a machine that has other things to do?
+"""Do pipelines hang on a busy machine?
 
     python benchmarks/hang_loop.py --starts 20 --steps 500 --load 11 --at-once 4
 
-Keeps so many processes busy beside it, and starts a pipeline of LeNet again and again, with GPipe and 1F1B and with two
-and three stages in turn. Its micro-batches are small, so that almost all of it is sending and receiving. A rank that
-waits for another longer than --dist-timeout ends its start, with its number.
+Starts a LeNet pipeline repeatedly next to --load busy processes, alternating between GPipe and 1F1B and between two and
+three stages. Micro-batches are small, so it mostly sends and receives. A start fails if a rank waits for another longer
+than --dist-timeout.
 """
 
 import multiprocessing
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from measure import PROJECT
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
@@ -30,9 +30,9 @@ def keep_busy() -> None:
 
 
 def start(arguments, directory: str, number: int) -> dict:
-    """Train for so many steps in two epochs; the schedule and the number of stages change with `number`."""
+    """Train --steps steps in two epochs. `number` selects the schedule and the number of stages."""
     schedule, stages = ("gpipe", "1f1b")[number % 2], (2, 3)[number // 2 % 2]
-    begun = time.perf_counter()
+    began = time.perf_counter()
     flags = (
         f"--spawn {stages} --pipeline-schedule {schedule} --dataset synthetic-mnist --loader resident --threads 1 "
         f"--batch-size 16 --epochs 2 --max-steps {-(-arguments.steps // 2)} --dist-timeout {arguments.dist_timeout} "
@@ -40,8 +40,13 @@ def start(arguments, directory: str, number: int) -> dict:
     )
     command = [sys.executable, "pipeline_train.py", *flags.split()]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True)
-    ended = {"exit_code": done.returncode, "message": done.stderr.strip(), "seconds": time.perf_counter() - begun}
-    return {"schedule": schedule, "stages": stages, **ended}
+    return {
+        "schedule": schedule,
+        "stages": stages,
+        "exit_code": done.returncode,
+        "message": done.stderr.strip(),
+        "seconds": time.perf_counter() - began,
+    }
 
 
 def start_together(arguments, directory: str, numbers: range) -> list[dict]:
@@ -50,15 +55,17 @@ def start_together(arguments, directory: str, numbers: range) -> list[dict]:
 
 
 def measured(runs: Runs) -> dict:
-    """Return how every start ended."""
+    """Return the outcome of every start."""
     given = runs.arguments
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(given.load)]
     for process in load:
         process.start()
     try:
         with temporary_directory() as directory:
-            together = [range(given.starts)[first:][: given.at_once] for first in range(0, given.starts, given.at_once)]
-            rounds = {f"starts {numbers}": partial(start_together, given, directory, numbers) for numbers in together}
+            rounds = {}
+            for first in range(0, given.starts, given.at_once):
+                numbers = range(first, min(first + given.at_once, given.starts))
+                rounds[f"starts {numbers}"] = partial(start_together, given, directory, numbers)
             return {"starts": [training for starts in runs.each(rounds).values() for training in starts]}
     finally:
         for process in load:
@@ -66,15 +73,14 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
-        parser.add_argument("--steps", type=positive_int, default=100, metavar="N", help="of each (%(default)s)")
-        help = "busy processes (%(default)s)"
-        parser.add_argument("--load", type=non_negative_int, default=11, metavar="N", help=help)
-        parser.add_argument("--at-once", type=positive_int, default=1, metavar="N", help="starts (%(default)s)")
-        parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
-
-    arguments = arguments_of(__doc__, more=more, timeout=900)
+    parser = benchmark_parser(__doc__, timeout=900)
+    parser.add_argument("--starts", type=positive_int, default=4, metavar="N", help="(%(default)s)")
+    parser.add_argument("--steps", type=positive_int, default=100, metavar="N", help="of each (%(default)s)")
+    help = "busy processes (%(default)s)"
+    parser.add_argument("--load", type=non_negative_int, default=11, metavar="N", help=help)
+    parser.add_argument("--at-once", type=positive_int, default=1, metavar="N", help="starts (%(default)s)")
+    parser.add_argument("--dist-timeout", type=positive_float, default=120.0, metavar="S", help="(%(default)g)")
+    arguments = parser.parse_args()
     starts = benchmark(arguments, measured)["starts"]
     if failed := [training for training in starts if training["exit_code"]]:
         what = f"{len(failed)} of {len(starts)} starts did not end well"

@@ -1,12 +1,11 @@
-"""How many images a second does each loader deliver to nobody, and does the default keep up beside a training?
+"""How many images per second does each loader deliver, and are its defaults as fast as the best flags in training?
 
     python benchmarks/loaders.py
 
-Alone: per-image loading with 0, 1 and 2 workers, as `--loader workers` does it, and `--loader resident`, in turn;
-batches of 128, augmented and normalised, MNIST and CIFAR-10; the resident loader also with all threads of this machine.
-Beside a training: epochs of the scripts without flags, one device and DDP, in turns with those of every setting by
-hand (loader, threads, workers), on 1, 2 and 4 cores of this machine as far as it has them. The larger networks train
-on a folder of synthetic images, so that few have to be tested.
+Alone: `--loader workers` with 0, 1 and 2 workers and `--loader resident` with one and all threads, in turns, with
+augmented batches of 128 from MNIST and CIFAR-10. In training: epochs of one device and DDP with default flags, in turns
+with every sensible choice of loader, threads and workers, on 1, 2 and 4 cores if the machine has them. The larger
+networks train on a folder of synthetic images with few test images.
 """
 
 import itertools
@@ -17,8 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measure import as_table, config_of, median, paired, sampler_of
-from runs import Runs, arguments_of, benchmark
+from measure import as_table, config_of, median, paired, run_of, sampler_of
+from runs import Runs, benchmark, benchmark_parser
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
@@ -33,8 +32,7 @@ from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_int
 from common.words import count
 from comparison.methods import python, script
-from comparison.rows import Configuration, Planned
-from comparison.run.turns import Run, take_turns
+from comparison.run.turns import take_turns
 
 SIZE = {"workers": 41 * 128, "resident": None}  # training images of an epoch; None: all
 NETWORKS = {"lenet": (128, 60), "vgg": (128, 8), "resnet18": (16, 8)}  # batch, steps of an epoch
@@ -43,9 +41,9 @@ DEFAULT = "default"
 
 
 def images_per_second(config, device, threads: int):
-    """Return a callable that returns the speed of one whole epoch, so that no worker is still busy afterwards.
+    """Return a callable that loads one whole epoch, so that no worker stays busy, and returns the images per second.
 
-    Workers: without the first batch, and so without their start. Resident: all of it, with the shuffling.
+    For workers, the first batch is not timed, as it includes their start. The resident loader's shuffling is timed.
     """
     image_set = load_image_set(config)
     sampler = sampler_of(image_set, config)
@@ -69,7 +67,7 @@ def images_per_second(config, device, threads: int):
 
 
 def alone(runs: Runs) -> dict[str, dict[str, list[float]]]:
-    """Return data set → loader → images per second."""
+    """Return data set → loader → images per second, one for each block."""
     device, cores, found = available_devices("auto")[0], whole_cores(), {}
     prepare_process(config_of(), device)
     ways = {f"{workers} workers": ("workers", workers, 1) for workers in (0, 1, 2)}
@@ -81,12 +79,12 @@ def alone(runs: Runs) -> dict[str, dict[str, list[float]]]:
             config = config_of(dataset=dataset, data_root=runs.arguments.data_root, **values)
             rivals[name] = images_per_second(config, device, threads)
         found[dataset] = runs.interleave(rivals, f"{dataset}, ")
-        rivals.clear()  # ends the workers: what they used then counts as this process's
+        rivals.clear()  # ends the workers, so that their CPU time counts as this process's
     return found
 
 
 def draw_folder(directory: Path, size: int) -> None:
-    """Write so many training images, and 64 test images, as a folder of images."""
+    """Write `size` synthetic training images and 64 test images as a folder of images."""
     from PIL import Image
 
     drawn = synthetic_cifar10(size, 64)
@@ -98,7 +96,7 @@ def draw_folder(directory: Path, size: int) -> None:
 
 
 def choices(cores: int, ranks: int) -> dict[str, list[str]]:
-    """Return name → flags: none for the default, and every setting by hand."""
+    """Return name → flags: the defaults and every sensible choice of loader, threads and workers."""
     found: dict[str, list[str]] = {DEFAULT: []}
     threads, workers = {1, max(1, cores // ranks)}, {0, ranks, 2 * ranks, max(cores, ranks)}
     for thread, worker in itertools.product(sorted(threads), sorted(workers)):
@@ -109,22 +107,21 @@ def choices(cores: int, ranks: int) -> dict[str, list[str]]:
     return found
 
 
-def beside_training(model: str, ranks: int, cores: int, images: Path, directory: Path) -> dict[str, list[float]]:
-    """Return choice → milliseconds of a step, one for each epoch, of trainings on the first cores of this process."""
+def in_training(model: str, ranks: int, cores: int, images: Path, directory: Path) -> dict[str, list[float]]:
+    """Return choice → milliseconds per step of each epoch, of trainings on the first `cores` cores."""
     (batch, steps), mine = NETWORKS[model], os.sched_getaffinity(0)
     dataset = ["synthetic-mnist"] if model == "lenet" else [f"folder:{images}", "--image-size", "32"]
     flags = f"--model {model} --batch-size {batch} --epochs {EPOCHS} --max-steps {steps} --quiet".split()
     command = ["data_parallel_train.py"] if ranks == 1 else ["ddp_train.py", "--spawn", str(ranks)]
     command = [python(), script(command[0]), "--dataset", *dataset, *flags, *command[1:]]
-    planned = Planned(model, batch, 0, "cpu", 1, batch)
-    rows = [
-        Configuration(f"choice-{number}", "single", choice, {}, planned, (*command, *chosen))
+    runs = [
+        run_of(choice, number, (*command, *chosen), directory)
         for number, (choice, chosen) in enumerate(choices(cores, ranks).items())
     ]
-    labels, milliseconds = {row.name: row.label for row in rows}, {}
+    labels, milliseconds = {run.configuration.name: run.configuration.label for run in runs}, {}
     try:
-        os.sched_setaffinity(0, sorted(mine)[:cores])  # of whatever is started from now on
-        for outcome in take_turns([Run(row, 1, 1, directory) for row in rows], 1):
+        os.sched_setaffinity(0, sorted(mine)[:cores])  # inherited by child processes
+        for outcome in take_turns(runs, 1):
             label = labels[outcome.configuration]
             if outcome.status != "ok":
                 raise SuiteError(f"{model}, {label}", outcome.reason, "try it alone", FAILED)
@@ -136,12 +133,12 @@ def beside_training(model: str, ranks: int, cores: int, images: Path, directory:
 
 
 def best_by_hand(milliseconds: dict[str, list[float]]) -> str:
-    """Return which of the choices that are not the default has the smallest median."""
+    """Return the choice with the smallest median, other than the default."""
     return min(milliseconds.keys() - {DEFAULT}, key=lambda choice: statistics.median(milliseconds[choice]))
 
 
-def all_beside_training(runs: Runs) -> list[dict]:
-    """Return of every network, number of ranks and of cores: these, and what beside_training() found."""
+def all_in_training(runs: Runs) -> list[dict]:
+    """Return the results of in_training() for every network, number of cores and number of ranks."""
     devices, cases = available_devices("auto"), {}
     ranks = (1, 2) if devices[0].type == "cpu" or len(devices) > 1 else (1,)
     with temporary_directory() as directory:
@@ -150,7 +147,7 @@ def all_beside_training(runs: Runs) -> list[dict]:
             model, cores, number = case
             if number <= cores <= available_cores():
                 key = f"{model}, {count(number, 'rank')}, {count(cores, 'core')}"
-                cases[key] = case, partial(beside_training, model, number, cores, images, Path(directory))
+                cases[key] = case, partial(in_training, model, number, cores, images, Path(directory))
         found = runs.each({key: measure for key, (_, measure) in cases.items()})
     return [
         {"model": model, "ranks": number, "cores": cores, "milliseconds": found[key]}
@@ -179,16 +176,13 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return both: the loaders alone, and beside trainings."""
-    return {"images_per_second": alone(runs), "beside_training": all_beside_training(runs)}
+    return {"images_per_second": alone(runs), "beside_training": all_in_training(runs)}
 
 
 def main() -> None:
-    def more(parser):
-        help = "beside a training (1 2 4)"
-        parser.add_argument("--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help=help)
-
-    benchmark(arguments_of(__doc__, 11, more), measured, table)
+    parser, help = benchmark_parser(__doc__, blocks=11), "beside a training (1 2 4)"
+    parser.add_argument("--cores", type=positive_int, nargs="+", default=[1, 2, 4], metavar="N", help=help)
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

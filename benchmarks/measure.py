@@ -1,6 +1,8 @@
-"""What the benchmarks share: a training and its rivals, programs that are called, the ratio of two, a table."""
+"""Helpers shared by the benchmarks: a training on one device, child processes, simulated runs, ratios and tables."""
 
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -25,35 +27,46 @@ from common.files.results import EpochRecord, RunResult  # noqa: E402
 from common.models.build import build_model  # noqa: E402
 from common.settings.config import RunConfig, script_parser  # noqa: E402
 from common.settings.schedules import build_schedule  # noqa: E402
+from compare_parallel import output_to  # noqa: E402
+from comparison.judge.analysis import Analysis, analyse  # noqa: E402
 from comparison.judge.blocks import ratios  # noqa: E402
 from comparison.judge.statistics import Ratio  # noqa: E402
+from comparison.record import Report  # noqa: E402
+from comparison.rows import Configuration, Planned  # noqa: E402
+from comparison.run.session import run_comparison  # noqa: E402
+from comparison.run.turns import Run  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
 
-# What make_plan() needs to know beside the flags of a training, for a benchmark that runs rows of its own.
+# The arguments of make_plan() for benchmarks that plan their own rows.
 PLANNED = {
     **vars(RunConfig()),
-    **{name: [value] for name, value in {"model": "lenet", "batch_size": 128, "num_workers": 0, "nproc": 2}.items()},
-    **{
-        "nodes": [1],
-        "micro_batches": [1],
-        "bucket_mb": [None],
-        "threads_per_device": 1,
-        "scaling": "strong",
-        "methods": [("single", {})],
-    },
+    "model": ["lenet"],
+    "batch_size": [128],
+    "num_workers": [0],
+    "nproc": [2],
+    "nodes": [1],
+    "micro_batches": [1],
+    "bucket_mb": [None],
+    "threads_per_device": 1,
+    "scaling": "strong",
+    "methods": [("single", {})],
 }
 
-# And what analyse() needs to know, for one that makes reports of its own.
+# The settings of a Report for benchmarks that call analyse() themselves.
 SETTINGS = {
-    **{"dataset": "synthetic-mnist", "seed": 1, "loader": "resident", "baseline": "single", "scaling": "strong"},
     **dict.fromkeys(("allow_unequal", "check_maths", "fit_batch", "prove", "timeline"), False),
     **dict.fromkeys(("train_size", "max_steps", "link_gbps", "link_ms", "repeats", "budget", "margin", "timeout")),
     **dict.fromkeys(("equal_within", "accuracy_margin", "target_accuracy", "predict")),
-    **{"project": [], "batch_size": [128]},
+    "dataset": "synthetic-mnist",
+    "seed": 1,
+    "loader": "resident",
+    "baseline": "single",
+    "scaling": "strong",
+    "project": [],
+    "batch_size": [128],
 }
 
-
-# The machine of runs that were simulated.
+# The machine of simulated runs.
 ENVIRONMENT = {
     **dict.fromkeys(("torchvision", "numpy", "cuda", "cudnn", "nccl", "driver")),
     **{"python": "3.12", "torch": "2.11", "system": "Linux", "cpu": "a CPU", "cores": 2, "gpus": [], "links": []},
@@ -63,7 +76,7 @@ ENVIRONMENT = {
 def simulated_run(
     method: str, batch: int, epochs: tuple[EpochRecord, ...], start: float = 1.0, workers: int = 0, **values: Any
 ) -> RunResult:
-    """Return a run that nobody made: of one device, or of two ranks, on a CPU. start: its start-up's seconds."""
+    """Return a made-up result on CPUs, of one device or two ranks. start: seconds of start-up."""
     ranks = 1 if method.startswith("single") else 2
     fixed = {"parameters": 1, "threads_per_process": 1, "config": {"loader": "resident"}, "environment": ENVIRONMENT}
     return RunResult(
@@ -86,28 +99,41 @@ def simulated_run(
 
 
 def config_of(**values) -> RunConfig:
-    """Return the RunConfig of a training script without flags, with `values` in the place of its defaults."""
+    """Return the default RunConfig of a training script, of lenet on MNIST without workers, with `values` replaced."""
     defaults = vars(script_parser("").parse_args([]))
     fixed = {"dataset": "mnist", "model": "lenet", "lr_milestones": (), "num_workers": 0}
     return RunConfig(**{**defaults, **fixed, **values})
 
 
-def call(*command: str, **options) -> subprocess.CompletedProcess:
-    """Run a command of this Python in the project; raise SuiteError (FAILED) with its last words if it fails."""
-    done = subprocess.run([sys.executable, *command], cwd=PROJECT, capture_output=True, text=True, **options)
+def call(*command: str) -> subprocess.CompletedProcess:
+    """Run Python with these arguments in the project. Raises SuiteError (FAILED) with its last error line."""
+    done = subprocess.run([sys.executable, *command], cwd=PROJECT, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise SuiteError(f"{' '.join(command)} failed", said, "try it alone", FAILED)
     return done
 
 
+def run_of(label: str, number: int, command: tuple[str, ...], directory: Path) -> Run:
+    """Return a run, in turns, of a training script's command that is not part of a plan."""
+    planned = Planned("", 1, 0, "cpu", 1, 1)
+    return Run(Configuration(f"row-{number}", "single", label, {}, planned, command), 1, 1, directory)
+
+
+def quiet_comparison(report: Report, directory: Path) -> Analysis | None:
+    """Run and judge a planned comparison without its output. None if another program disturbed it."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        analysis = analyse(run_comparison(report, [], output_to(directory)))
+    return None if any(row.disturbed for row in analysis.report.all_rows) else analysis
+
+
 def printed_by(*command: str):
-    """Run a command of this Python, and return the JSON that it prints last."""
+    """Run Python with these arguments and return the last line it prints, parsed as JSON."""
     return json.loads(call(*command).stdout.splitlines()[-1])
 
 
 def paired(numerator: list[float], denominator: list[float]) -> Ratio:
-    """Return the geometric mean of the blocks' ratios, with Student's 95% interval on their logarithms."""
+    """Return the geometric mean of the blocks' ratios, with a 95% t-interval computed on their logarithms."""
     return ratios(np.column_stack([numerator, denominator]), 0, [1])[0]
 
 
@@ -117,12 +143,12 @@ def median(values: list[float], pattern: str) -> str:
 
 
 def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -> str:
-    """Return a table as Markdown. header: the columns' names, between bars; left: which columns are not numbers."""
+    """Return a Markdown table. header: column names separated by " | ". left: indices of the text columns."""
     return lay_out(list(rows), header.split(" | "), "github", left=left)
 
 
 def one_device(model, config: RunConfig, device, sampler=None) -> tuple[ParallelContext, Callable]:
-    """Return (context, train_step) of a training on one device, as data_parallel_train.py has them."""
+    """Return (context, train_step) for training on one device, as in data_parallel_train.py."""
     network = getattr(model, "module", model)
     loss_function = build_loss(config, network)
 
@@ -140,13 +166,12 @@ def one_device(model, config: RunConfig, device, sampler=None) -> tuple[Parallel
 
 
 def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:
-    """Return the sampler of one rank, as the training scripts make it."""
+    """Return the sampler of one rank, as in the training scripts."""
     return DistributedSampler(image_set.train_labels, world_size, rank, seed=config.seed, drop_last=True)
 
 
 def training_of(config: RunConfig, device) -> tuple:
-    """Return what data_parallel_train.py does with one device, as a callable that returns its epochs' records, and
-    the image set, the sampler and both loaders that it takes."""
+    """Return (train, image_set, sampler, loaders); train() trains on one device and returns its epoch records."""
     image_set = load_image_set(config)
     sampler = sampler_of(image_set, config)
     loaders = make_loaders(image_set, config, device, sampler)

@@ -1,8 +1,8 @@
-"""Several machines on one: network namespaces, joined by a link of so many gigabits per second and milliseconds.
+"""Simulates several machines with network namespaces, joined by links of a given speed and delay.
 
-Needs Linux, its superuser and `ip`. Every machine has one interface, `link0`, with the address 10.77.0.1, 10.77.0.2 and
-so on; what it sends there this process holds back for as long as the link would take, as not every kernel can (tc's
-netem). Nothing is lost on the way, and packets of 60 kB let TCP's windows open soon: a real network is worse.
+Needs Linux, root and `ip`. Each machine has one interface, `link0`, with the address 10.77.0.1, 10.77.0.2 and so on.
+This process delays and forwards the packets, as not every kernel has tc's netem. It drops none, and packets of 60 kB
+let TCP windows open quickly, so a real network is worse.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 IFF_TUN, IFF_NO_PI, TUNSETIFF = 0x0001, 0x1000, 0x400454CA  # linux/if_tun.h
-MTU = 60000  # bytes; at 1500, this process would be what limits the link
+MTU = 60000  # bytes; at 1500, this process would limit the link
 STREAM = """
 import socket, sys, threading, time
 here, there, size, begin = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -46,31 +46,36 @@ receiving.join()
 
 
 class Network:
-    """Machines and the links between them: each sends gbps gigabits per second, to all others together; that arrives
-    `milliseconds` later; both may be set at any time."""
+    """Machines and the links between them.
+
+    Each machine sends `gbps` gigabits per second to all others together, which arrive after `milliseconds`. Both can be
+    changed at any time.
+    """
 
     def __init__(self, names: list[str], gbps: float, milliseconds: float) -> None:
         self.names, self.gbps, self.milliseconds = names, gbps, milliseconds
         self._files: list[int] = []
 
     def command(self, machine: int, command: Sequence[str]) -> list[str]:
-        """Return what to type to run `command` on a machine, counted from 0."""
+        """Return the command that runs `command` on a machine, counted from 0."""
         return ["ip", "netns", "exec", self.names[machine], *command]
 
     def on_each(self, count: int, port: int, command: Sequence[str]) -> tuple[str, ...]:
-        """Return what to type, before flags, to run a script as `count` ranks, one on each machine: its exit code says
-        nothing."""
-        told = f"WORLD_SIZE={count} MASTER_ADDR={self.address(0)} MASTER_PORT={port} GLOO_SOCKET_IFNAME=link0"
-        ranks = (f'{told} RANK={rank} {shlex.join(self.command(rank, command))} "$@"' for rank in range(count))
+        """Return a command that runs a script as `count` ranks, one per machine, with the flags that follow it.
+
+        Its exit code does not depend on the ranks.
+        """
+        variables = f"WORLD_SIZE={count} MASTER_ADDR={self.address(0)} MASTER_PORT={port} GLOO_SOCKET_IFNAME=link0"
+        ranks = (f'{variables} RANK={rank} {shlex.join(self.command(rank, command))} "$@"' for rank in range(count))
         return "sh", "-c", " & ".join([*ranks, "wait"]), "sh"
 
     def address(self, machine: int) -> str:
         return f"10.77.0.{machine + 1}"
 
     def carries(self, count: int, seconds: float = 1.0) -> float:
-        """Return with how many gigabits per second streams arrive that `count` machines send to the next one at once.
+        """Return the mean gigabits per second that arrive when each of `count` machines sends to the next one.
 
-        seconds: for which they would send at the link's speed. This process hands on no more than it can.
+        seconds: duration at the link's speed; this process may forward less.
         """
         size, begin, streams = round(seconds * self.gbps * 1e9 / 8), time.time() + 1, []
         for machine in range(count):
@@ -81,7 +86,7 @@ class Network:
         return statistics.mean(8e-9 * received / taken for received, taken in found)
 
     def _connect(self, machine):
-        """Make the interface of a machine; whoever holds its file sees and sends its packets."""
+        """Create the interface of a machine, and open the file through which its packets are read and written."""
         name, device = self.names[machine], f"{self.names[machine]}t"
         file = os.open("/dev/net/tun", os.O_RDWR)
         self._files.append(file)
@@ -104,18 +109,18 @@ class Network:
             yield
         finally:
             os.close(stop)
-            relay.join()  # its files' numbers are those of the next network's
+            relay.join()  # the next network may reuse its file descriptors
             os.close(end)
 
     def _relay(self, end):
-        """Hand on what machines send, when it is due, until `end` can be read: one thread is the cheapest."""
-        os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread: the link is no program that waits for a core
+        """Forward packets when they are due, until `end` is readable. A single thread costs least."""
+        os.setpriority(os.PRIO_PROCESS, 0, -20)  # of this thread, as a real link does not wait for a core
         sent, waiting, number = dict.fromkeys(self._files, 0.0), [], itertools.count()
         while True:
             while waiting and waiting[0][0] <= time.perf_counter():
                 packet = heapq.heappop(waiting)[-1]
-                with contextlib.suppress(OSError, IndexError):  # for nobody here, or the machine is gone
-                    os.write(self._files[packet[19] - 1], packet)  # the last byte of the receiver's address
+                with contextlib.suppress(OSError, IndexError):  # unknown receiver, or the machine is gone
+                    os.write(self._files[packet[19] - 1], packet)  # byte 19 ends the receiver's address
             try:
                 left = max(0.0, waiting[0][0] - time.perf_counter()) if waiting else None
                 ready = select.select([end, *self._files], [], [], left)[0]
@@ -132,7 +137,7 @@ class Network:
 
 @contextlib.contextmanager
 def machines(count: int, gbps: float = 10.0, milliseconds: float = 0.0) -> Iterator[Network]:
-    """`with machines(2) as network: ...`: so many machines, gone with all their processes afterwards."""
+    """Create machines for the duration of the `with` block; afterwards kill all their processes."""
     names = [f"m{os.getpid()}-{number}" for number in range(count)]
     network = Network(names, gbps, milliseconds)
     try:
@@ -152,12 +157,11 @@ def machines(count: int, gbps: float = 10.0, milliseconds: float = 0.0) -> Itera
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`; raises CalledProcessError where it fails."""
     subprocess.run(["ip", *arguments], check=True)
 
 
 def missing() -> str:
-    """Return what this machine lacks for machines() in words; empty if nothing."""
+    """Return what this machine lacks for machines(), or ""."""
     if os.geteuid() != 0 or not shutil.which("ip") or not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         return "needs Linux, its superuser, ip and /dev/net/tun"
     return ""

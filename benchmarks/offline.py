@@ -1,4 +1,4 @@
-"""What a machine without a network lacks, packed where there is one: packages, and the data sets that are there."""
+"""Packs packages and data sets for a machine without a network."""
 
 import platform
 import tarfile
@@ -16,9 +16,9 @@ PARTS = 3  # of CIFAR-10
 
 
 def write_bundle(directory: Path, missing: list[str], version: str, root: Path) -> None:
-    """Write packages for another Python on Linux into directory/site, and the data sets that are in `root` beside it.
+    """Write packages for another Python version on Linux to directory/site, and the data sets in `root` to directory.
 
-    CIFAR-10 is in PARTS of less than 45 MiB, for a machine to which no more can be brought at once.
+    CIFAR-10 is split into PARTS of less than 45 MiB, for machines that limit the size of an upload.
     """
     if missing:
         platforms = (f"--platform=manylinux{kind}_{platform.machine()}" for kind in ("2014", "_2_17", "_2_27", "_2_28"))
@@ -30,7 +30,7 @@ def write_bundle(directory: Path, missing: list[str], version: str, root: Path) 
             for file in files:
                 archive.add(root / file, file)
     if has("cifar10", root):
-        load_image_set(config_of(dataset="cifar10", data_root=str(root)))  # decodes it
+        load_image_set(config_of(dataset="cifar10", data_root=str(root)))  # writes the decoded arrays
         arrays = {file.stem: np.load(file) for file in (root / "decoded").glob("cifar10-*.npy")}
         for part in range(PARTS):
             some = {name: differences(np.array_split(array, PARTS)[part]) for name, array in arrays.items()}
@@ -40,20 +40,23 @@ def write_bundle(directory: Path, missing: list[str], version: str, root: Path) 
 
 
 def read_bundle(directory: Path, root: Path) -> None:
-    """Put the data sets of a bundle where the suite looks for them; CIFAR-10 once all of its parts are there."""
+    """Unpack the data sets of a bundle into `root`; CIFAR-10 once all of its parts are present."""
     if (archive := directory / "mnist.tar.gz").exists() and not has("mnist", root):
         with tarfile.open(archive) as opened:
             opened.extractall(root, filter="data")
     files = [*directory.glob("cifar10-*.npz")]
     if len(files) == PARTS and not has("cifar10", root):
         parts = [np.load(file) for file in sorted(files)]
-        for name in sorted(parts[0].files, reverse=True):  # -about last, by which has() knows that all are there
+        for name in sorted(parts[0].files, reverse=True):  # -about last, as has() looks for it
             with replacing(root / "decoded" / f"{name}.npy") as file:
                 np.save(file, np.concatenate([sums(part[name]) for part in parts]))
 
 
 def differences(images: np.ndarray) -> np.ndarray:
-    """Return what sums() makes uint8 images (N, H, W, 3) from, which packs to two thirds; other arrays as they are."""
+    """Return the differences of neighbouring pixels of uint8 images (N, H, W, 3), which compress to two thirds.
+
+    sums() restores them. Other arrays are returned unchanged.
+    """
     for axis in (1, 2, 3) if images.ndim == 4 else ():
         images = np.diff(images, axis=axis, prepend=np.uint8(0))
     return images

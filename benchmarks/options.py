@@ -1,12 +1,11 @@
-"""What does each way of making one device faster save, for which network and batch?
+"""How much does each option for one device save, for which network and batch size?
 
     python benchmarks/options.py
 
-Steps of training on random images, each option alone switched against the defaults, in turn within a process: weights
-not channels-last, an optimizer that is not fused, bfloat16 (with and without channels-last), torch.compile where it
-runs; on a GPU also a step recorded as a CUDA graph. Two cannot be switched within a process, and processes with and
-without them take turns: that glibc keeps freed memory, and on a GPU that cuDNN is tuned, which keeps the plans that it
-has once found.
+Training steps on random images with the defaults and with one option changed, in turns within a process: weights not
+channels-last, optimizer not fused, bfloat16 with and without channels-last, torch.compile if available, and on a GPU a
+recorded CUDA graph. Two options cannot be changed within a process, so that processes take turns: glibc keeping freed
+memory and, on a GPU, the tuning of cuDNN, which keeps the plans it finds.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from measure import as_table, config_of, paired, printed_by
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
@@ -34,11 +33,11 @@ from common.models.build import build_network
 
 SHAPES = {"lenet": (1, 28, 28), "strided": (1, 28, 28), "vgg": (3, 32, 32)}
 CASES = (("lenet", 32), ("lenet", 128), ("lenet", 512), ("strided", 256), ("vgg", 128))
-STEPS = 5  # of a measurement; their median counts
+STEPS = 5  # per measurement, of which the median counts
 
 
 def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=torch.channels_last, **values):
-    """Return a callable that trains a few steps and returns the median milliseconds of one."""
+    """Return a callable that trains STEPS steps and returns the median milliseconds per step."""
     config = config_of(model=model_name, **values)
     model = build_network(model_name, SHAPES[model_name], 0, config.precision).to(device, memory_format=layout)
     images = torch.randn(batch, *SHAPES[model_name], device=device).to(memory_format=layout)
@@ -66,7 +65,7 @@ def unfused(parameters, config):
 
 
 def run_one(arguments) -> dict:
-    """In a process of its own: return the milliseconds of every option for one case."""
+    """Return the milliseconds of every option for one case, measured in this process."""
     device = available_devices("auto")[0]
     if arguments.glibc_defaults:
         process.keep_freed_memory = lambda: None
@@ -86,7 +85,7 @@ def run_one(arguments) -> dict:
     if device.type == "cuda":
         rewritten["cuda graph"] = {"cuda_graph": True}
     for name, flags in rewritten.items():
-        with contextlib.suppress(Exception):  # left out, where it lacks something, or a step cannot be recorded
+        with contextlib.suppress(Exception):  # left out if it cannot be compiled or recorded
             measure = steps_of(*case, **flags)
             measure()
             rivals[name] = measure
@@ -94,7 +93,7 @@ def run_one(arguments) -> dict:
 
 
 def in_turns(rivals: dict) -> dict[str, list[float]]:
-    """Call every rival in three rounds, in shuffled order, after one that warms up; return what each returned."""
+    """Return the values of each rival in three rounds, in shuffled order, after a warm-up round."""
     shuffle, values = random.Random(0), {name: [] for name in rivals}
     for _ in range(4):
         for name in shuffle.sample([*rivals], len(rivals)):
@@ -113,7 +112,7 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the milliseconds of every option, one for each process, by network and batch."""
+    """Return case → option → milliseconds, one for each process."""
     flags, cases = {"usual": (), "memory returned": ["--glibc-defaults"]}, {}
     if available_devices("auto")[0].type == "cuda":
         flags["cuDNN not tuned"] = ["--untuned"]
@@ -128,12 +127,11 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
-        for flag in ("--glibc-defaults", "--untuned"):
-            parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
-
-    arguments = arguments_of(__doc__, 5, more)
+    parser = benchmark_parser(__doc__, blocks=5)
+    parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
+    for flag in ("--glibc-defaults", "--untuned"):
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(run_one(arguments)))
     else:

@@ -1,10 +1,10 @@
-"""What does the suite's own loop cost, beside a loop that is written by hand?
+"""How much slower is the suite's training loop than a loop written by hand?
 
     python benchmarks/overhead.py
 
-Twice: end to end, by the same training with `fit` and with the loop below, in turn; and directly, by both loops around
-a model that does nothing, so that only the loops are left: that shows microseconds where the first drowns in noise.
-And what --script's observer costs, in microseconds per step of a script that computes next to nothing.
+Measured end to end, with the same training by `fit` and by the loop below, in turns; and directly, with both loops
+around a model that does nothing, which resolves microseconds. Also measures the observer of --script, in microseconds
+per step of a script that computes almost nothing.
 """
 
 import json
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from measure import as_table, config_of, one_device, paired, training_of
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.engine import loop as engine
 from common.engine.loop import train_one_epoch
@@ -35,7 +35,7 @@ from common.models.build import Network, build_model
 from common.settings.schedules import build_schedule
 from comparison.run.scripts import OBSERVE, OBSERVER
 
-STEPS = {128: 100, 32: 200}  # batch → steps of a block, about a second each
+STEPS = {128: 100, 32: 200}  # batch size → steps per block, about a second each
 EMPTY_STEPS = 2000
 EMPTY_SCRIPT = f"""
 import time, torch
@@ -54,7 +54,7 @@ COMPARED = {"`fit` ÷ loop by hand": "by hand", "phase timing on ÷ off": "fit, 
 
 
 def train_by_hand(model, optimizer, loader, device) -> None:
-    """The loop that one would write oneself."""
+    """A minimal training loop."""
     model.train()
     for images, labels in loader:
         images, labels = images.to(device), labels.to(device)
@@ -66,7 +66,7 @@ def train_by_hand(model, optimizer, loader, device) -> None:
 
 @torch.no_grad()
 def evaluate_by_hand(model, loader, device) -> float:
-    """Accuracy on the test images."""
+    """Return the accuracy on the test images."""
     model.eval()
     correct, count = torch.zeros((), device=device), 0
     for images, labels in loader:
@@ -76,7 +76,7 @@ def evaluate_by_hand(model, loader, device) -> float:
 
 
 class NoTimer(PhaseTimer):
-    """Phase timing switched off."""
+    """A timer that measures nothing."""
 
     def mark(self, name: str) -> None:
         pass
@@ -92,17 +92,19 @@ def seconds_of(work, device) -> float:
 
 
 def with_and_without_phases(ours, device) -> dict:
-    """Return name → a callable that returns the seconds of our loop, and of the same without phase timing."""
+    """Return callables that return the seconds of the suite's loop with and without phase timing."""
 
     def with_timer(timer):
-        engine.PhaseTimer = lambda devices: timer  # one for all epochs, as in a run, whose first makes a GPU's events
+        engine.PhaseTimer = lambda devices: (
+            timer
+        )  # shared by all epochs, as in a run, where the first creates GPU events
         return seconds_of(ours, device)
 
     return {"fit": partial(with_timer, PhaseTimer([device])), "fit, no phases": partial(with_timer, NoTimer([device]))}
 
 
 def end_to_end(batch: int, device, runs: Runs) -> dict:
-    """Return the blocks' seconds of training and evaluation."""
+    """Return the seconds of training and evaluation of each loop, one for each block."""
     size = batch * STEPS[batch]
     given = {"batch_size": batch, "epochs": 1, "train_size": size, "data_root": runs.arguments.data_root}
     config = config_of(loader="resident", **given)
@@ -121,7 +123,7 @@ def end_to_end(batch: int, device, runs: Runs) -> dict:
 
 
 def direct(device, runs: Runs) -> dict:
-    """Return the blocks' microseconds per step of the loops around nothing but the loss of constant logits."""
+    """Return the microseconds per step of each loop around the loss of constant logits, one for each block."""
     logits = torch.zeros(1, 10, device=device, requires_grad=True)
 
     class Nothing(torch.nn.Module):
@@ -130,16 +132,13 @@ def direct(device, runs: Runs) -> dict:
         def forward(self, images):
             return logits
 
-    nothing, optimizer, config = (
-        Nothing(),
-        SimpleNamespace(step=int, zero_grad=int),
-        config_of(),
-    )  # int(): as good as nothing
+    nothing, config = Nothing(), config_of()
+    optimizer = SimpleNamespace(step=int, zero_grad=int)  # int() does almost nothing
     loader = [(torch.zeros(1, 1, 28, 28, device=device), torch.zeros(1, dtype=torch.int64, device=device))]
     loader = loader * EMPTY_STEPS
     real = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     schedule = build_schedule(real, config, EMPTY_STEPS)
-    real.step()  # or the schedule warns that it is stepped first
+    real.step()  # otherwise the schedule warns that it steps first
     context, train_step = one_device(nothing, config, device)
     ours = partial(train_one_epoch, context, train_step, optimizer, schedule, loader, config)
     by_hand = partial(train_by_hand, nothing, optimizer, loader, device)
@@ -149,7 +148,7 @@ def direct(device, runs: Runs) -> dict:
 
 
 def observed(runs: Runs) -> dict:
-    """Return the blocks' microseconds per step of a script that computes next to nothing, observed and alone."""
+    """Return the microseconds per step of a script that computes almost nothing, observed and alone."""
 
     def run(**variables):
         done = subprocess.run([sys.executable, "-c", EMPTY_SCRIPT], env={**os.environ, **variables}, stdout=PIPE)
@@ -178,7 +177,6 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return all three: end to end by batch, direct, observed."""
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
     return {
@@ -191,7 +189,7 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=15), measured, table)
+    benchmark(benchmark_parser(__doc__, blocks=15).parse_args(), measured, table)
 
 
 if __name__ == "__main__":

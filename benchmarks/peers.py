@@ -1,12 +1,12 @@
-"""The same training with what people would pick instead: how long, and how accurate?
+"""How fast and accurate is the suite's loop compared with PyTorch's example, Lightning Fabric and Accelerate?
 
     python benchmarks/peers.py --example ../examples/mnist/main.py
 
-lenet on MNIST without augmentation, Adam, batches of 128, fp32, in a process of its own each time, all with the same
-number of threads, in turn. The rivals: `fit` with either loader; the loop of PyTorch's MNIST example (--example: the
-path of its main.py; github.com/pytorch/examples), which loads image by image; Lightning Fabric and Accelerate around a
-plain loop over a DataLoader with two workers (packages lightning-fabric and accelerate). Epoch seconds are training
-without evaluation; accuracy is of the last epoch.
+All train lenet on MNIST without augmentation, with Adam, batches of 128 and fp32, each in its own process with the same
+number of threads, in turns. The rivals are `fit` with either loader; the loop of PyTorch's MNIST example (--example:
+path of its main.py, from github.com/pytorch/examples), which loads image by image; and a plain loop with Lightning
+Fabric or Accelerate (packages lightning-fabric and accelerate) over a DataLoader with two workers. Epoch times exclude
+evaluation; the accuracy is that of the last epoch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from measure import as_table, config_of, median, paired, printed_by, training_of
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -35,7 +35,7 @@ BATCH = 128
 
 
 class Job:
-    """What every rival trains: model, data and optimizer, as its users would write them."""
+    """The model, data and optimizer of the other loops, as their users would write them."""
 
     def __init__(self, arguments, workers: int):
         from torchvision import datasets, transforms
@@ -53,7 +53,6 @@ class Job:
 
     @torch.no_grad()
     def accuracy(self, model) -> float:
-        """Return the share of test images that are classified rightly."""
         model.eval()
         right = 0
         for images, labels in self.test_loader:
@@ -62,7 +61,7 @@ class Job:
 
 
 def plain_lenet(seed: int) -> nn.Module:
-    """The suite's lenet as its users would have it: NCHW in memory."""
+    """Return the suite's lenet with the usual NCHW memory format."""
     return build_network("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
 
 
@@ -78,7 +77,6 @@ def ours(loader, arguments):
 
 
 def timed(job, train_one_epoch):
-    """Return the seconds of every epoch."""
     seconds = []
     for epoch in range(1, job.epochs + 1):
         start = time.perf_counter()
@@ -90,7 +88,7 @@ def timed(job, train_one_epoch):
 
 
 def example(arguments):
-    """PyTorch's example: its own train(), around our network, whose output it wants as log-probabilities."""
+    """Train with train() of PyTorch's example, which expects log-probabilities."""
     specification = importlib.util.spec_from_file_location("example", arguments.example)
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -102,7 +100,7 @@ def example(arguments):
 
 
 def prepared_loop(job, helper, model, optimizer, loader):
-    """The plain loop around what Fabric or Accelerate has prepared, which moves the batches itself."""
+    """Train with a plain loop. The loader prepared by Fabric or Accelerate moves the batches to the device."""
 
     def train(_):
         model.train()
@@ -158,7 +156,7 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return every rival's epochs and accuracies, a run of each in a block."""
+    """Return the epoch times and accuracies of every rival, one run per block."""
     arguments, packages = runs.arguments, {fabric: "lightning_fabric", accelerate: "accelerate"}
     able = [
         name
@@ -178,16 +176,15 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
-        parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example (left out)")
-        parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
-        parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
-
-    arguments = arguments_of(__doc__, 3, more)
+    parser = benchmark_parser(__doc__, blocks=3)
+    parser.add_argument("--epochs", type=positive_int, default=2, metavar="N", help="(%(default)s)")
+    parser.add_argument("--example", metavar="FILE", help="main.py of PyTorch's MNIST example (left out)")
+    parser.add_argument("--rival", choices=RIVALS, help=argparse.SUPPRESS)
+    parser.add_argument("--seed", type=non_negative_int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
     if arguments.rival:
         torch.set_num_threads(whole_cores())
-        torch.backends.cudnn.allow_tf32 = False  # or the others would round on a GPU, which fp32 in ours does not
+        torch.backends.cudnn.allow_tf32 = False  # on a GPU, fp32 in `fit` does not use it either
         seconds, accuracy = RIVALS[arguments.rival](arguments)
         print(json.dumps({"seconds": seconds, "accuracy": accuracy}))
     else:

@@ -1,12 +1,12 @@
-"""Does the comparison name the cause where there is one, first and with the right number, and none where there is none?
+"""Does a comparison name planted causes first and with the right size, and no others?
 
     python benchmarks/planted_causes.py
     python benchmarks/planted_causes.py --plants "slow loader" straggler --seeds 1
 
-For each plant, two rows that are equal but for what is planted in one of them (benchmarks/plants, or in the machine)
-run in blocks, in turns, and are judged as every comparison is. `--output` gets what was named, beside what was planted,
-for each plant and seed; what another program disturbed is left out. The figure beside it has a line for each plant.
-Whoever adds a cause adds a plant. Not all fit into --minutes: the same command goes on.
+For each plant, two equal rows run in turns, one of which is slowed down in a known place (by benchmarks/plants or in
+the machine), and are judged like any comparison. Writes the planted and the named causes for each plant and seed to
+--output, and a figure next to it. Trials disturbed by another program are left out. Every cause that a comparison can
+name needs a plant. The plants do not all fit into --minutes; the same command resumes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from measure import PLANNED, PROJECT, SETTINGS, as_table
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.errors import FAILED, MACHINE, SuiteError
 from common.files.plots import new_figure, save_figure
@@ -44,13 +44,13 @@ from comparison.run.forecast import run_probe
 from comparison.run.turns import Run, take_turns
 
 BATCH, EPOCH_STEPS, EPOCHS, LONGER = 64, 50, 4, 9
-EVALUATED = 4  # batches of the test images
+TEST_BATCHES = 4
 BLOCKS = 4
-WITHIN = 0.15  # of what was planted: so far a size may be off
-SLOWER_STEP = 0.00004  # seconds by which a step of "growing slowness" is slower than the one before
+WITHIN = 0.15  # allowed relative error of a size
+GROWTH = 0.00004  # seconds added to each step of "growing slowness"
 QUOTA = 1.5  # cores
 GROUPS = Path("/sys/fs/cgroup")
-PROGRAMS = {  # which run beside the planted row
+PROGRAMS = {  # run next to the planted row
     "all the time": "while True: pass",
     "a third of the time": "import time\nwhile True:\n  if time.time() % 0.3 > 0.1: time.sleep(0.2)",
     "memory traffic": "import numpy\na, b = numpy.zeros((2, 1 << 25))\nwhile True: b[:] = a",
@@ -59,14 +59,14 @@ PROGRAMS = {  # which run beside the planted row
 
 @dataclass(frozen=True)
 class Plant:
-    """What is planted in one of two equal rows.
+    """A cause of slowness planted in one of two equal rows.
 
-    method: of both rows. first: what is to be named first, as named() has it. also: the kinds of causes that follow
-    from it, and may be named after it. size: what is planted, as the first cause counts it (milliseconds per step,
-    seconds per run, or a share); None where it is not known beforehand. variables, prefix: what comes before the row's
-    command. settings: of both rows; workers: of the planted one alone. beside: one of PROGRAMS, which runs while the
-    row does. quota: the row has QUOTA cores. everywhere: it is planted in both rows, of which the plain one trains on
-    one device, and in the probe. epochs: of a run, the first of which is not timed.
+    method: of both rows. first: name of the expected first cause, as returned by named(). also: kinds of causes that
+    follow from it and may be named after it. size: planted size in the unit of the first cause (milliseconds per step,
+    seconds per run, or a share), or None if unknown. variables, prefix: environment variables and words before the
+    planted row's command. settings: of both rows. workers: of the planted row. beside: key of PROGRAMS to run next to
+    it. quota: limit it to QUOTA cores. everywhere: plant into the probe and both rows, the first of which trains on one
+    device. epochs: per run, the first of which is not timed.
     """
 
     method: str = "single"
@@ -84,20 +84,19 @@ class Plant:
 
     @property
     def batch(self) -> int:
-        """Of all devices together."""
+        """The global batch size."""
         return BATCH if self.method == "single" else 2 * BATCH
 
     @property
-    def data(self) -> list[str]:
-        """The flags of the data set."""
+    def data_flags(self) -> list[str]:
         return ["--dataset", "synthetic-mnist", "--train-size", str(EPOCH_STEPS * self.batch)]
 
     @property
     def rows(self) -> list[Configuration]:
-        """The two rows' configurations, the plain one first."""
+        """The plain and the planted row."""
         methods = [("single", {}), (self.method, {})] if self.everywhere else [(self.method, {})]
         given = {**PLANNED, "loader": "resident", "batch_size": [self.batch], "methods": methods, **dict(self.settings)}
-        flags = [*self.data, "--epochs", str(self.epochs), "--loader", given["loader"]]
+        flags = [*self.data_flags, "--epochs", str(self.epochs), "--loader", given["loader"]]
         plan = make_plan(argparse.Namespace(**given), Machine(gpus=0, cores=2), flags)
         before = ("env", *self.variables, *self.prefix)
         if self.everywhere:
@@ -108,12 +107,12 @@ class Plant:
         return [plan[0], replace(plan[0], name="planted", label="planted", command=(*before, *command))]
 
     def probe(self, report: Report) -> Probe | None:
-        """What the probe measures where the same is planted in it."""
+        """Run the probe with the same plant, if it is planted everywhere."""
         if not self.everywhere:
             return None
         os.environ.update(variable.split("=", 1) for variable in self.variables)
         try:
-            return run_probe(report, self.data)
+            return run_probe(report, self.data_flags)
         finally:
             for variable in self.variables:
                 del os.environ[variable.split("=", 1)[0]]
@@ -122,21 +121,23 @@ class Plant:
 def slowed(
     name: str, seconds: float, first: str, *also: str, size: float | None = 0.0, how: str = "", **others
 ) -> Plant:
-    """Return a plant of benchmarks/plants that takes so many seconds each time. size: 0 for as long in every step. how:
-    in which steps, and of which rank."""
+    """Return a plant of benchmarks/plants that adds `seconds` each time.
+
+    size: 0 means `seconds` in every step. how: affected steps and ranks, as words NAME=VALUE that set PLANT_NAME.
+    """
     path = f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}"
     variables = (path, f"PLANT={name}", f"PLANT_SECONDS={seconds}", *(f"PLANT_{word}" for word in how.split()))
     return Plant(first=first, also=also, size=1000 * seconds if size == 0 else size, variables=variables, **others)
 
 
-def held_share(share: float) -> float:
-    """Return which share of the timed steps PLANT_SHARE holds up on rank 0: see seconds_in() in benchmarks/plants."""
+def delayed_share(share: float) -> float:
+    """Return the share of timed steps that PLANT_SHARE delays on rank 0: see seconds_in() in benchmarks/plants."""
     timed = range(EPOCH_STEPS, EPOCHS * EPOCH_STEPS)
     return sum(random.Random(1000 * step).random() < share for step in timed) / len(timed)
 
 
 PHASES = ("data", "transfer", "forward", "backward", "exchange", "update", "outside")
-WAITING = ("exchange", "late ranks")  # what follows where ranks wait for another
+WAITING = ("exchange", "late ranks")  # consequences of a slow rank
 RUN = ("start-up", "warm-up", "evaluation")
 PLANTS = {
     "nothing": Plant(),
@@ -151,12 +152,12 @@ PLANTS = {
     "every second step": slowed("forward", 0.008, "forward, 1 step of 2", size=4.0, how="EVERY=2"),
     "every seventh step": slowed("loader", 0.028, "data, 1 step of 7", size=4.0, how="EVERY=7"),
     "garbage collector": slowed("collector", 0.08, "update, 1 step of 20", size=4.0, how="EVERY=20"),
-    "some steps": slowed("forward", 0.04, "forward, some steps", size=40 * held_share(0.1), how="SHARE=0.1"),
+    "some steps": slowed("forward", 0.04, "forward, some steps", size=40 * delayed_share(0.1), how="SHARE=0.1"),
     "growing slowness": slowed(
-        *("update", SLOWER_STEP, "update", "growing"),
+        *("update", GROWTH, "update", "growing"),
         how="GROWS=1",
         epochs=LONGER,
-        size=1000 * SLOWER_STEP * EPOCH_STEPS * (LONGER + 1) / 2,
+        size=1000 * GROWTH * EPOCH_STEPS * (LONGER + 1) / 2,
     ),
     "straggler": slowed("forward", 0.006, "forward of rank 1", *WAITING, how="RANK=1", method="ddp"),
     "slow loader of a rank": slowed("loader", 0.006, "data of rank 0", *WAITING, how="RANK=0", method="ddp"),
@@ -190,35 +191,38 @@ PLANTS = {
         everywhere=True,
     ),
     "slow start": slowed("start", 2.0, "start-up", size=2.0),
-    "slow evaluation": slowed("evaluation", 0.1, "evaluation", size=0.1 * EVALUATED * EPOCHS),
+    "slow evaluation": slowed("evaluation", 0.1, "evaluation", size=0.1 * TEST_BATCHES * EPOCHS),
 }
 
 
 def named(cause: Finding) -> str:
-    """Return what a cause is called here: its kind, or its phase; which rank's it is; and in which steps. "" for what
-    makes nothing slower."""
-    name, place, part = cause.kind, cause.values.get("place"), cause.values.get("x")
-    if name in ("noise", "unequal") or (cause.of in ("step", "run") and isinstance(part, Excess) and part.value < 0):
+    """Return a name for a cause: its kind or phase, its rank and its steps; "" if it makes nothing slower."""
+    name, place, excess = cause.kind, cause.values.get("place"), cause.values.get("x")
+    if name in ("noise", "unequal"):
         return ""
-    if name == LATE and isinstance(place, Finding):
+    if cause.of in ("step", "run") and isinstance(excess, Excess) and excess.value < 0:
+        return ""
+    if not isinstance(place, Finding):
+        return name
+    if name == LATE:
         place = place.values["ranks"][0].values["place"]
-    if isinstance(place, Finding) and place.kind == "of a rank":
-        name, place = f" of rank {place.values['n']}", place.values["place"]
+    if place.kind == "of a rank":
+        rank, place = place.values["n"], place.values["place"]
         phase = place.values["place"] if place.kind in ("regular steps", "some steps") else place
-        name = f"{phase.kind}{name}"
-    elif cause.kind == "straggler" and isinstance(place, Finding):
+        name = f"{phase.kind} of rank {rank}"
+    elif name == "straggler":
         name = f"{place.kind} of rank {cause.values['n']}"
-    if isinstance(place, Finding) and place.kind == "regular steps":
+    if place.kind == "regular steps":
         return f"{name}, 1 step of {place.values['period']}"
-    return f"{name}, some steps" if isinstance(place, Finding) and place.kind == "some steps" else name
+    return f"{name}, some steps" if place.kind == "some steps" else name
 
 
 @dataclass(frozen=True)
 class Trial:
     """The outcome of one plant with one seed.
 
-    planted: the size of what was planted, found: the same as it was measured, with its interval low to high; None where
-    there is no such number. named: the causes that the comparison names, in its order.
+    named: the causes that the comparison names, in its order. planted: true size; found, low, high: measured size and
+    its interval. Sizes are None if unknown.
     """
 
     plant: str
@@ -231,40 +235,41 @@ class Trial:
 
     @property
     def right(self) -> bool:
-        """Whether what was planted is named first, or nothing where nothing was."""
-        return self.named[:1] == ((PLANTS[self.plant].first,) if PLANTS[self.plant].first else ())
+        """Whether the planted cause is named first, or none if there is none."""
+        first = PLANTS[self.plant].first
+        return self.named[:1] == ((first,) if first else ())
 
     @property
     def wrong(self) -> list[str]:
-        """What is named and was not planted, nor follows from what was."""
+        """The named causes that neither were planted nor follow from the plant."""
         plant = PLANTS[self.plant]
         return [name for name in self.named if name != plant.first and name.partition(",")[0] not in plant.also]
 
 
 class PlantedRun(Run):
-    """A run with a program beside it, in its own turns."""
+    """A run with another program running during its turns."""
 
     program = ""
 
     def take_turn(self):
-        burner = subprocess.Popen([sys.executable, "-c", self.program])
+        other = subprocess.Popen([sys.executable, "-c", self.program])
         try:
             return super().take_turn()
         finally:
-            burner.kill()
-            burner.wait()
+            other.kill()
+            other.wait()
 
 
 @contextlib.contextmanager
-def limited(wanted: bool) -> Iterator[tuple[str, ...]]:
-    """Make a control group with a quota of QUOTA cores (v1); yield what puts a command that follows into it."""
+def cpu_quota(wanted: bool) -> Iterator[tuple[str, ...]]:
+    """Create a control group (v1) with a quota of QUOTA cores. Yield a command prefix that runs a command in it."""
     if not wanted:
         yield ()
         return
     group = GROUPS / "cpu" / "planted"
     if not (GROUPS / "cpu" / "cpu.cfs_quota_us").exists() and not (GROUPS / "cpu" / "cpu.shares").exists():
         raise SuiteError("a quota cannot be planted", f"no {GROUPS / 'cpu'} (cgroup v1)", "leave it out", MACHINE)
-    group.mkdir(exist_ok=True)  # of a run that was killed
+    group.mkdir(exist_ok=True)  # it exists if an earlier run was killed
     try:
         (group / "cpu.cfs_quota_us").write_text(str(round(QUOTA * 100_000)))
         yield "sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"
@@ -273,27 +278,22 @@ def limited(wanted: bool) -> Iterator[tuple[str, ...]]:
 
 
 def try_plant(name: str, seed: int) -> Trial | None:
-    """Run both rows of a plant, BLOCKS times each, in turns, and judge them.
-
-    None if another program than a planted one disturbed them.
-    """
+    """Run both rows of a plant BLOCKS times, in turns, and judge them. None if another program disturbed them."""
     plant = PLANTS[name]
-    plan = {row.name: row for row in plant.rows}
-    order = make_order(list(plan), BLOCKS, seed)
-    with temporary_directory() as directory, limited(plant.quota) as prefix:
-        outcomes = tuple(
-            outcome
-            for block in range(1, BLOCKS + 1)
-            for outcome in take_turns(
-                [run_of(plant, plan[row], block, Path(directory), prefix) for number, row in order if number == block],
-                100 * seed + block,
-            )
-        )
+    rows = {row.name: row for row in plant.rows}
+    order = make_order(list(rows), BLOCKS, seed)
+    outcomes = []
+    with temporary_directory() as directory, cpu_quota(plant.quota) as prefix:
+        for block in range(1, BLOCKS + 1):
+            names = [row for number, row in order if number == block]
+            runs = [run_of(plant, rows[row], block, Path(directory), prefix) for row in names]
+            outcomes += take_turns(runs, 100 * seed + block)
     if bad := [outcome for outcome in outcomes if outcome.status != "ok"]:
         raise SuiteError("a run failed", bad[0].reason, "read its log", FAILED)
-    own = {"allow_unequal": True, "epochs": plant.epochs, "repeats": BLOCKS, "seed": seed}
-    settings = {**SETTINGS, **own, "baseline": plant.rows[0].method}
-    report = Report("", settings, outcomes[0].result.environment, None, tuple(plan.values()), tuple(order), outcomes)
+    plan, environment = tuple(rows.values()), outcomes[0].result.environment
+    changed = {"allow_unequal": True, "epochs": plant.epochs, "repeats": BLOCKS, "seed": seed}
+    settings = {**SETTINGS, **changed, "baseline": plan[0].method}
+    report = Report("", settings, environment, None, plan, tuple(order), tuple(outcomes))
     plain, entry = analyse(replace(report, probe=plant.probe(report))).rows
     if plain.row.disturbed or (entry.row.disturbed and not plant.beside):
         return None
@@ -304,7 +304,7 @@ def try_plant(name: str, seed: int) -> Trial | None:
 
 
 def run_of(plant: Plant, row: Configuration, block: int, directory: Path, prefix: tuple[str, ...] = ()) -> Run:
-    """Return a run of one of a plant's two rows. prefix: what comes before the planted one's command."""
+    """Return a run of one of a plant's rows. prefix: words before the planted row's command."""
     if row.name != "planted":
         return Run(row, block, block, directory)
     run = (PlantedRun if plant.beside else Run)(replace(row, command=(*prefix, *row.command)), block, block, directory)
@@ -313,7 +313,7 @@ def run_of(plant: Plant, row: Configuration, block: int, directory: Path, prefix
 
 
 def measured_size(entry: RowAnalysis, plant: Plant) -> Excess | None:
-    """Return what was found of what is planted; None where that is no such number."""
+    """Return the measured size of the planted cause, or None if it has none."""
     accounts, cause = entry.accounts, plant.first.partition(",")[0].partition(" of rank")[0]
     if " of rank" in plant.first:
         return accounts.straggler.longer
@@ -329,20 +329,22 @@ def measured_size(entry: RowAnalysis, plant: Plant) -> Excess | None:
 
 
 def scores(trials: list[Trial]) -> dict:
-    """Return how many of the planted causes were named first, how many of the named were not planted, and how many
-    sizes are within WITHIN of what was planted."""
+    """Count the planted causes, those named first, the named causes, the wrong ones, and the sizes within WITHIN."""
     planted = [trial for trial in trials if PLANTS[trial.plant].first]
     sized = [trial for trial in planted if trial.planted is not None]
     near = [t for t in sized if t.found is not None and abs(t.found - t.planted) <= WITHIN * t.planted]
     return {
-        **{"trials": len(trials), "planted": len(planted), "first": sum(trial.right for trial in planted)},
-        **{"named": sum(len(trial.named) for trial in trials), "wrong": sum(len(trial.wrong) for trial in trials)},
-        **{"sizes": len(sized), "sizes_right": len(near)},
+        "trials": len(trials),
+        "planted": len(planted),
+        "first": sum(trial.right for trial in planted),
+        "named": sum(len(trial.named) for trial in trials),
+        "wrong": sum(len(trial.wrong) for trial in trials),
+        "sizes": len(sized),
+        "sizes_right": len(near),
     }
 
 
 def summary(trials: list[Trial]) -> str:
-    """Return the scores in words."""
     return (
         "{first} of {planted} planted causes are named first. {wrong} of {named} named causes is neither planted nor "
         "a consequence of what was planted. {sizes_right} of {sizes} sizes are within {within:.0%} of the planted size."
@@ -350,7 +352,7 @@ def summary(trials: list[Trial]) -> str:
 
 
 def draw(trials: list[Trial], path: Path) -> Path:
-    """Draw the confusion matrix: a line for each plant, a column for each cause that was named."""
+    """Draw the confusion matrix, with a line for each plant and a column for each named cause."""
     from matplotlib.patches import Rectangle
 
     plants = [name for name in PLANTS if any(trial.plant == name for trial in trials)]
@@ -375,12 +377,12 @@ def draw(trials: list[Trial], path: Path) -> Path:
         "cause that the comparison named, in so many of the trials\n"
         "dark: what was planted; pale: what follows from it; orange: neither"
     )
-    figure.suptitle("\n".join(summary(trials).split("; ")), fontsize=11)
+    figure.suptitle(summary(trials), fontsize=11)
     return save_figure(figure, path)
 
 
 def read_trials(results: dict) -> list[Trial]:
-    """Return the trials in what this program wrote."""
+    """Return the trials of a results file."""
     return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in results["trials"]]
 
 
@@ -388,8 +390,8 @@ def table(results: dict) -> str:
     return summary(read_trials(results))
 
 
-def every_plant(trials: list[Trial]) -> str:
-    """Return what was named for each plant, and of which size."""
+def plant_table(trials: list[Trial]) -> str:
+    """Return a table of the named causes and sizes of each plant."""
     rows = []
     for plant in PLANTS:
         if not (tried := [trial for trial in trials if trial.plant == plant]):
@@ -405,24 +407,22 @@ def every_plant(trials: list[Trial]) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return all trials, in the order of the plants, and their scores; print and draw what was named."""
+    """Return all trials, in the order of the plants, and their scores. Print and draw the named causes."""
     cases = itertools.product(runs.arguments.seeds, runs.arguments.plants)
     found = runs.each({f"{name}, seed {seed}": partial(try_plant, name, seed) for seed, name in cases})
     trials = read_trials({"trials": found.values()})
     if not trials:
         raise LookupError("no trial counts")
     trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
-    print(every_plant(trials), draw(trials, runs.output.with_suffix(".png")), sep="\n\n", end="\n\n")
+    print(plant_table(trials), draw(trials, runs.output.with_suffix(".png")), sep="\n\n", end="\n\n")
     return {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}
 
 
 def main() -> None:
-    def more(parser):
-        names = {"type": one_of(PLANTS), "nargs": "+", "default": list(PLANTS), "metavar": "NAME"}
-        parser.add_argument("--plants", **names, help="(all)")
-        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")
-
-    benchmark(arguments_of(__doc__, more=more), measured, table)
+    parser, plants = benchmark_parser(__doc__), list(PLANTS)
+    parser.add_argument("--plants", type=one_of(PLANTS), nargs="+", default=plants, metavar="NAME", help="(all)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N", help="(1 2 3)")
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""How often does `--prove` say "proved" where a remedy takes the cause away, and where it takes nothing away?
+"""How often does `--prove` call a cause proved, for remedies that work and for remedies that do not?
 
     python benchmarks/proofs.py --scenarios 400 --output figures/benchmark/proofs.json
 
-Simulated: nothing is trained. In each scenario DDP is above ideal scaling in one phase; a comparison finds that, and
-plans its proof, in which the remedy works, does nothing, or shortens another phase. Runs differ by noise of their own,
-phases by another, and blocks drift.
+Nothing is trained. In each simulated scenario, DDP exceeds ideal scaling in one phase. The comparison finds it and
+plans a proof, in which the remedy works, does nothing, or shortens another phase. Runs and phases are noisy, and blocks
+drift.
 """
 
-import argparse
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from measure import ENVIRONMENT, SETTINGS, as_table, simulated_run
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult
@@ -34,8 +33,10 @@ OTHER = {"exchange": "backward", "forward": "backward", "backward": "forward", "
 
 @dataclass(frozen=True)
 class Scenario:
-    """DDP takes `more` milliseconds per step in a phase, and the remedy does what its kind says. noise: of a run, and
-    of a phase in it, standard deviations as shares."""
+    """DDP takes `more` milliseconds per step longer in `phase`. kind: effect of the remedy.
+
+    run_noise, phase_noise: relative standard deviations of a run, and of each phase within it.
+    """
 
     kind: str
     phase: str
@@ -46,22 +47,23 @@ class Scenario:
 
 
 def draw(random: np.random.Generator, kind: str) -> Scenario:
-    """Return a scenario of a kind."""
     return Scenario(
         kind,
-        str(random.choice([*OTHER])),
-        float(random.uniform(2, 12)),
-        int(random.choice([3, 5, 8])),
-        float(random.choice([0.003, 0.01, 0.02])),
-        float(random.choice([0.005, 0.01, 0.02])),
+        phase=str(random.choice([*OTHER])),
+        more=float(random.uniform(2, 12)),
+        blocks=int(random.choice([3, 5, 8])),
+        run_noise=float(random.choice([0.003, 0.01, 0.02])),
+        phase_noise=float(random.choice([0.005, 0.01, 0.02])),
     )
 
 
 def phases_of(scenario: Scenario, row: Configuration) -> dict[str, float]:
-    """Return the true phases of a row's step. What is longer in forward and backward is so for every batch, on one
-    device too: that is what a larger batch takes away."""
+    """Return the true milliseconds of each phase of a row's step.
+
+    In forward and backward, the extra time is a fixed cost per batch, on one device too; the remedy is a larger batch.
+    """
     phase, more, batch = scenario.phase, scenario.more, row.planned.batch_size
-    fixed = 2 * more if phase in ("forward", "backward") else 0.0  # of which half is above ideal scaling
+    fixed = 2 * more if phase in ("forward", "backward") else 0.0  # ideal scaling halves it
     if row.method == "single":
         return {**ALONE, phase: ALONE[phase] + fixed}
     works = row.role == "remedy" and scenario.kind == "works"
@@ -72,14 +74,14 @@ def phases_of(scenario: Scenario, row: Configuration) -> dict[str, float]:
     elif row.role == "remedy" and scenario.kind == "shortens another phase":
         other = OTHER[phase]
         own[other] = max(0.1, own[other] - more)
-    if row.role == "remedy" and fixed:  # twice the batch, in which all but what is fixed takes twice as long
-        rest = {name: 2 * value for name, value in own.items()}
-        return {**rest, phase: 2 * even[phase] + fixed} if works else rest
+    if row.role == "remedy" and fixed:  # twice the batch: everything but the fixed cost takes twice as long
+        doubled = {name: 2 * value for name, value in own.items()}
+        return {**doubled, phase: 2 * even[phase] + fixed} if works else doubled
     return {name: value * batch / BATCH for name, value in own.items()}
 
 
 def run_all(report: Report, scenario: Scenario, random: np.random.Generator) -> Report:
-    """Return the report with every planned run."""
+    """Return the report with all planned runs simulated."""
     drift = np.exp(np.cumsum(random.normal(0, 0.02, report.wanted_blocks)))
     plan = {row.name: row for row in report.plan}
     outcomes = []
@@ -104,7 +106,7 @@ def _result(row: Configuration, phases: dict[str, float], batches: int) -> RunRe
 
 
 def outcome_of(kind: str, seed: int) -> str:
-    """Return what a proof says in a scenario; "no remedy" where the comparison names no cause that has one."""
+    """Return the outcome of a proof, or "no remedy" if the comparison names no cause that has one."""
     random = np.random.default_rng((seed, KINDS.index(kind)))
     scenario = draw(random, kind)
     names = {"single": ("single", BATCH), "ddp": ("ddp", BATCH // 2)}
@@ -122,7 +124,6 @@ def outcome_of(kind: str, seed: int) -> str:
 
 
 def table(results: dict) -> str:
-    """Return a line for each kind of remedy, as Markdown."""
     lines = []
     for kind, outcomes in results["outcomes"].items():
         tried = sum(count for name, count in outcomes.items() if name != "no remedy")
@@ -133,7 +134,7 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return how often each outcome came about, by kind."""
+    """Count the outcomes of each kind of remedy."""
     seeds = range(runs.arguments.scenarios)
     keys = {(kind, seed): f"{kind}, seed {seed}" for seed in seeds for kind in KINDS}
     found = runs.each({key: partial(outcome_of, *case) for case, key in keys.items()})
@@ -142,10 +143,9 @@ def measured(runs: Runs) -> dict:
 
 
 def main() -> None:
-    def more(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--scenarios", type=positive_int, default=400, metavar="N", help="(%(default)s)")
-
-    benchmark(arguments_of(__doc__, more=more), measured, table)
+    parser = benchmark_parser(__doc__)
+    parser.add_argument("--scenarios", type=positive_int, default=400, metavar="N", help="(%(default)s)")
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

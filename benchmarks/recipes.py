@@ -1,10 +1,10 @@
-"""How long do the recipes of docs/comparison.md take here?
+"""How long do the recipes of docs/comparison.md take on this machine?
 
     python benchmarks/recipes.py
     python benchmarks/recipes.py --only fit-batch --output figures/benchmark/recipes-fit-batch.json
 
-Runs every row of its table of questions that has a time, as it stands there, and writes the seconds into
-figures/benchmark/recipes.json; the page rounds them up to minutes.
+Runs every command in its table of questions that has a time, and writes the seconds to figures/benchmark/recipes.json.
+The page rounds them up to minutes.
 """
 
 import math
@@ -14,7 +14,7 @@ import time
 from functools import partial
 
 from measure import PROJECT, as_table, call
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
@@ -24,17 +24,15 @@ ROW = re.compile(r"^\| [^|]+ \| `(--[^`]+)`[^|]* \| (\d+) min \|$", re.MULTILINE
 
 
 def recipes(page: str) -> dict[str, int]:
-    """Return the flags of compare_parallel.py of every recipe with a time, and that time in minutes."""
+    """Return flags → minutes of every recipe with a time."""
     return {flags: int(minutes) for flags, minutes in ROW.findall(page)}
 
 
 def minutes(seconds: float) -> int:
-    """Return how the page shows a recipe's seconds."""
     return math.ceil(seconds / 60)
 
 
 def seconds_of(flags: str, data_root: str) -> float:
-    """Return how long a recipe takes."""
     start = time.perf_counter()
     with temporary_directory() as place:
         call("compare_parallel.py", *shlex.split(flags), "--data-root", data_root, "--output-dir", place)
@@ -42,7 +40,6 @@ def seconds_of(flags: str, data_root: str) -> float:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the seconds of every recipe by its flags."""
     wanted = [flags for flags in recipes(PAGE.read_text(encoding="utf-8")) if runs.arguments.only in flags]
     return {"seconds": runs.each({flags: partial(seconds_of, flags, runs.arguments.data_root) for flags in wanted})}
 
@@ -52,10 +49,9 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument("--only", default="", metavar="WORD", help="run the recipes in which it stands (all)")
-
-    benchmark(arguments_of(__doc__, more=more, timeout=900), measured, table)
+    parser = benchmark_parser(__doc__, timeout=900)
+    parser.add_argument("--only", default="", metavar="WORD", help="run the recipes in which it stands (all)")
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How much of what this machine can compute does each network's training use?
+"""How much of this machine's peak performance does training each network reach?
 
     python benchmarks/roofline.py
 
-A network's FLOP are those of the forward and backward pass of convolutions and matrix products, counted by PyTorch.
-Over the time of a training step (with all threads, batch 128, without a loader) they are its FLOP/s. The peaks beside
-them are the best rates of a product of two square matrices and of the forward pass of a 3 x 3 convolution, of some
-sizes, which take turns with the steps.
+The FLOP/s of a network are the FLOP of convolutions and matrix products in its forward and backward pass, counted by
+PyTorch, divided by the time of a training step with all threads, batch 128 and no loader. The peaks are the best rates
+of a product of two square matrices and of the forward pass of a 3 x 3 convolution, over several sizes, measured in
+turns with the steps.
 """
 
 import statistics
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from measure import as_table, config_of, median, paired
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -35,7 +35,7 @@ CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256
 
 
 def shortest(work, device, repeats: int = 3) -> float:
-    """Return the shortest of a few times of work(), in seconds, after one that does not count."""
+    """Return the shortest time of work() in seconds, after a warm-up."""
     seconds, calls = [], CALLS[device.type]
     for _ in range(repeats + 1):
         with Stopwatch([device]) as watch:
@@ -46,7 +46,7 @@ def shortest(work, device, repeats: int = 3) -> float:
 
 
 def peaks(precision: str, device) -> dict[tuple, tuple]:
-    """Return {(precision, kind, size): (work, its FLOP)}."""
+    """Return (precision, kind, size) → (work, its FLOP)."""
     works, dtype = {}, TYPES[precision]
     for size in PRODUCTS[device.type]:
         matrix = torch.randn(size, size, device=device).to(dtype)
@@ -60,7 +60,7 @@ def peaks(precision: str, device) -> dict[tuple, tuple]:
 
 
 def step_of(name: str, precision: str, device) -> tuple:
-    """Return (one training step as a callable, its FLOP)."""
+    """Return a training step as a callable, and its FLOP."""
     config = config_of(model=name, precision=precision)
     model = build_network(name, NETWORKS[name], 0, precision).to(device)
     optimizer = build_optimizer(model.parameters(), config)
@@ -78,7 +78,7 @@ def step_of(name: str, precision: str, device) -> tuple:
 
 
 def rates(measured: dict, work: str = "work") -> list[float]:
-    """Return the measured rates in GFLOP/s."""
+    """Return the rates in GFLOP/s."""
     return [measured[work] / seconds / 1e9 for seconds in measured["seconds"]]
 
 
@@ -108,7 +108,7 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the seconds of every network's step and of the fastest peak of each kind, in turns."""
+    """Return the seconds of every network's step and of the fastest peak of each kind."""
     device = available_devices("auto")[0]
     prepare_process(config_of(), device)
     types = list(TYPES)
@@ -128,14 +128,14 @@ def measured(runs: Runs) -> dict:
     }
     found = {key: {"work": work, "seconds": seconds[key]} for key, (_, work) in limits.items()}
     for (precision, kind, size), peak in sorted(found.items(), key=lambda item: rate_of(item[1])):
-        results["peaks"][precision][kind] = {"size": size, **peak}  # the fastest comes last and stays
+        results["peaks"][precision][kind] = {"size": size, **peak}  # the last one is the fastest
     for (name, precision), (_, flop) in steps.items():
         results["networks"].setdefault(name, {})[precision] = {"flop": flop, "seconds": seconds[name, precision]}
     return results
 
 
 def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=5), measured, table)
+    benchmark(benchmark_parser(__doc__, blocks=5).parse_args(), measured, table)
 
 
 if __name__ == "__main__":

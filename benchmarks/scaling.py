@@ -1,17 +1,17 @@
-"""What does DDP on two devices give, beside one device and beside a loop by hand, and what do its knobs?
+"""How fast is DDP on two devices compared with one device and with a loop by hand, and what do its settings change?
 
     python benchmarks/scaling.py
 
-vgg on CIFAR-10, global batch 256, two ranks with one CPU thread each (two GPUs where there are two), in one process
-group and in turn: one device alone, `fit`'s loop around DDP as ddp_train.py sets it up, a loop by hand around the same,
-the loop without exchange of gradients, and DDP with other settings. All ranks wait for one another in between.
+vgg on CIFAR-10 with global batch 256, on two GPUs or two ranks with one CPU thread each. One process group measures in
+turns: one device, the loop of `fit` around DDP as in ddp_train.py, a loop by hand, the loop without gradient exchange,
+and DDP with other settings. All ranks wait for each other in between.
 """
 
 import statistics
 import time
 
 from measure import as_table, config_of, one_device, paired, sampler_of
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.machine.begin import begin
 
@@ -36,7 +36,7 @@ from common.ranks.group import gather, shutdown
 from common.settings.schedules import build_schedule
 
 GLOBAL_BATCH, STEPS, RANKS = 256, 4, 2
-KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no broadcast of buffers in every step
+SETTINGS = {  # ddp_train.py sets gradient_as_bucket_view=True and broadcasts no buffers
     "gradient_as_bucket_view=False": {"gradient_as_bucket_view": False},
     "broadcast_buffers=True": {"broadcast_buffers": True},
     "static_graph=True": {"static_graph": True},
@@ -47,7 +47,7 @@ KNOBS = {  # beside what ddp_train.py sets: gradient_as_bucket_view=True, and no
 
 
 def rivals_of(config, image_set, device, rank):
-    """Return name → a callable that trains STEPS steps and returns the slowest rank's seconds; and the DDP model."""
+    """Return the DDP model, and name → callable that trains STEPS steps and returns the seconds of the slowest rank."""
     alone, _ = make_loaders(image_set, config, device, sampler_of(image_set, config))
     shared, _ = make_loaders(image_set, config, device, sampler_of(image_set, config, rank, RANKS))
 
@@ -94,17 +94,18 @@ def rivals_of(config, image_set, device, rank):
         with silent.no_sync():
             return silent_loop()
 
-    return {
+    rivals = {
         "one device": single if rank == 0 else lambda: timed(lambda: None),
         "DDP, fit": fit_loop(ddp, shared),
         "DDP, by hand": by_hand(wrapped(), shared),
         "DDP, no exchange": no_sync,
-        **{name: fit_loop(wrapped(**settings), shared) for name, settings in KNOBS.items()},
-    }, ddp
+        **{name: fit_loop(wrapped(**settings), shared) for name, settings in SETTINGS.items()},
+    }
+    return ddp, rivals
 
 
 def train_as_rank(rank: int, runs: Runs, directory: str, on_gpu: bool) -> dict:
-    """Return the seconds of every rival, and DDP's own clock; all ranks measure together."""
+    """Return the seconds of every rival and DDP's own measurements. All ranks measure together."""
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     given = {"data_root": runs.arguments.data_root, "batch_size": GLOBAL_BATCH, "max_steps": STEPS, "threads": 1}
     config = config_of(dataset="cifar10", model="vgg", loader="resident", **given)
@@ -115,9 +116,9 @@ def train_as_rank(rank: int, runs: Runs, directory: str, on_gpu: bool) -> dict:
     backend, bound, place = "nccl" if on_gpu else "gloo", device if on_gpu else None, f"file://{directory}/rendezvous"
     dist.init_process_group(backend, place, rank=rank, world_size=RANKS, device_id=bound)
     runs.as_rank(rank, gather)
-    rivals, ddp = rivals_of(config, image_set, device, rank)
+    ddp, rivals = rivals_of(config, image_set, device, rank)
     seconds = runs.interleave(rivals)
-    logged = ddp._get_ddp_logging_data()  # what DDP itself measures, in nanoseconds, of its first and every 100th step
+    logged = ddp._get_ddp_logging_data()  # nanoseconds, of its first and every 100th step
     parts = ("compute", "comm", "compute_comm_overlap")
     communication = {name: logged.get(f"avg_backward_{name}_time", 0) / 1e6 for name in parts}
     shutdown()
@@ -156,9 +157,5 @@ def measured(runs: Runs) -> dict:
     return {"global_batch": GLOBAL_BATCH, "steps": STEPS, "ranks": RANKS, **found}
 
 
-def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=11), measured, table)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(benchmark_parser(__doc__, blocks=11).parse_args(), measured, table))

@@ -1,9 +1,9 @@
-"""What do DDP's options and FSDP save in memory, and what do they cost or save in time, over a slow link too?
+"""How much memory do DDP's options and FSDP save, and how do they change the time of a step, also over slow links?
 
     sudo python benchmarks/sharding.py
 
-resnet18, Adam, two ranks with one CPU thread each, on two machines that are network namespaces with a link between them
-(network.py), whose speed changes. All ways take turns at every speed.
+resnet18 with Adam on two ranks with one CPU thread each, on two simulated machines (network.py). All options take turns
+at every speed of the link.
 """
 
 import statistics
@@ -13,14 +13,14 @@ from pathlib import Path
 from links import all_epochs, train_over
 from loaders import draw_folder
 from measure import as_table, paired
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 
 MODEL, BATCH, STEPS, RANKS = "resnet18", 16, 2, 2
 LINKS = ((10.0, 0.0), (1.0, 0.0), (0.1, 0.0))  # Gbit/s, milliseconds
-WAYS = {
+OPTIONS = {
     "DDP": ("ddp_train.py", (), RANKS),
     "DDP, --compress bf16": ("ddp_train.py", ("--compress", "bf16"), RANKS),
     "DDP, --compress fp16": ("ddp_train.py", ("--compress", "fp16"), RANKS),
@@ -43,11 +43,11 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the seconds of every way over every link, and the memory of its parts."""
+    """Return the seconds of every option over every link, and its memory by part."""
     with temporary_directory() as directory:
-        draw_folder(Path(directory, "images"), STEPS * BATCH)  # few have to be tested
+        draw_folder(Path(directory, "images"), STEPS * BATCH)  # with few test images
         flags = f"--dataset folder:{directory}/images --data-root {directory} --image-size 32 --model {MODEL}"
-        train = partial(train_over, LINKS, WAYS, f"{flags} --batch-size {BATCH}")
+        train = partial(train_over, LINKS, OPTIONS, f"{flags} --batch-size {BATCH}")
         numbers = range(1, runs.arguments.blocks + 1)
         blocks = list(runs.each({f"block {number}": partial(train, number) for number in numbers}).values())
     seconds = {
@@ -62,9 +62,5 @@ def measured(runs: Runs) -> dict:
     return {**fixed, "seconds": seconds, "memory_parts": parts}
 
 
-def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=5, timeout=600), measured, table)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(benchmark_parser(__doc__, blocks=5, timeout=600).parse_args(), measured, table))

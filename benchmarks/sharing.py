@@ -1,10 +1,10 @@
-"""How much slower does a training become beside another, with threads that spin less, or with fewer?
+"""How much does a second training slow a training down, with shorter spinning or fewer threads?
 
     python benchmarks/sharing.py
 
-Steps of lenet, batch 128, without a loader, in processes that wait between their turns: alone and two at once, with a
-thread for each core, for several numbers of turns for which OpenMP's threads spin before they sleep (GOMP_SPINCOUNT);
-and with one thread each. Adapted: as many threads as the training scripts choose (SharedCores), after the first second.
+Steps of lenet with batch 128 and no loader, alone and in two processes at once: with a thread per core and several spin
+counts of OpenMP's threads before they sleep (GOMP_SPINCOUNT), and with one thread each. "adapted" uses as many threads
+as the training scripts choose (SharedCores) after the first second.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from measure import PROJECT, as_table, config_of, median
 from roofline import step_of
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.engine.setup import SharedCores, prepare_process
 from common.machine.entry import run_script
@@ -32,15 +32,15 @@ WAYS = {
     "adapted": {"THREADS": "adapted"},
 }
 SECONDS, WARM_UP = 0.6, 0.1
-FIRST_LOOK = 1.5  # seconds, after which SharedCores has had one
+ADAPTATION = 1.5  # seconds until SharedCores has adapted once
 
 
 def compute() -> None:
-    """Train whenever a line with the time to begin comes from standard input; print the milliseconds of a step."""
+    """Read times to begin from standard input. After each, train and print the milliseconds per step."""
     device, threads = torch.device("cpu"), os.environ.get("THREADS", "")
     prepare_process(config_of(threads=int(threads) if threads.isdecimal() else None), device)
     plain, _ = step_of("lenet", "fp32", device)
-    every, warm_up = torch.get_num_threads(), FIRST_LOOK if threads == "adapted" else WARM_UP
+    every, warm_up = torch.get_num_threads(), ADAPTATION if threads == "adapted" else WARM_UP
     for line in itertools.chain(["0"], sys.stdin):
         time.sleep(max(0.0, float(line) - time.time()))
         torch.set_num_threads(every)
@@ -53,7 +53,7 @@ def compute() -> None:
 
 
 def start(way: str) -> subprocess.Popen:
-    """Start a process that computes in this way, and wait until it is ready."""
+    """Start a process that runs compute(), and wait until it is ready."""
     child = subprocess.Popen(
         [sys.executable, __file__, "compute"],
         cwd=PROJECT,
@@ -67,7 +67,7 @@ def start(way: str) -> subprocess.Popen:
 
 
 def at_once(children: list[subprocess.Popen]) -> float:
-    """Let all compute at the same time; return the mean of their milliseconds per step."""
+    """Let all children compute at the same time. Return their mean milliseconds per step."""
     for child in children:
         child.stdin.write(f"{time.time() + 0.02}\n")
         child.stdin.flush()
@@ -95,12 +95,8 @@ def table(results: dict) -> str:
     return as_table("Threads | Alone (ms) | Two at once (ms) | Alone ÷ default | Two at once ÷ default alone", rows)
 
 
-def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=5), measured, table)
-
-
 if __name__ == "__main__":
     if sys.argv[1:] == ["compute"]:
         compute()
     else:
-        run_script(main)
+        run_script(lambda: benchmark(benchmark_parser(__doc__, blocks=5).parse_args(), measured, table))

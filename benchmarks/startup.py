@@ -1,11 +1,11 @@
-"""What is spent before the first step, and by the comparison around its runs?
+"""How long do scripts take to start, and how much time does a comparison add to its runs?
 
     python benchmarks/startup.py
 
-Start-up of a training script, from the process's start to its training loop, with either loader (the data set's
-decoded copy is there; workers start later, with the first epoch), and with two ranks, beside the least that a script
-with DDP can do (bare_ddp.py); all that a person waits for besides the training, figure and the interpreter's end
-included; and how much longer a comparison takes than the sum of its runs.
+Measures the start-up of a training script, from the start of its process to its training loop, with either loader and
+with two ranks, next to a minimal DDP script (bare_ddp.py); all time besides training, including the figure and the
+interpreter's exit; and the total time of a comparison relative to the sum of its runs. The decoded data set exists
+already. Loader workers start later, in the first epoch.
 """
 
 import os
@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from measure import as_table, call, median
-from runs import Runs, arguments_of, benchmark
+from runs import Runs, benchmark, benchmark_parser
 
 from common.files.results import read_result
 from common.machine.entry import run_script
@@ -30,7 +30,7 @@ BARE = "DDP x2, nothing but torch: process start to the end of a first step"
 
 
 def script_seconds(command: tuple[str, ...], data_root: str, directory: str) -> tuple[float, float]:
-    """Return the seconds from the start of a script to its first step, and all its seconds less the training's."""
+    """Return the seconds until a script's first step, and all its seconds except training."""
     output, start = Path(directory, "result.json"), time.perf_counter()
     flags = f"--dataset mnist --epochs 1 --max-steps 1 --quiet --output {output} --figure-dir {directory}".split()
     call(*command, *flags, "--data-root", data_root)
@@ -45,9 +45,9 @@ def bare_seconds() -> float:
 
 
 def comparison_cost(data_root: str, directory: str) -> dict:
-    """Return how long a small comparison took, and how long its children did: the runs, the probe, the check.
+    """Return the seconds of a small comparison and of its child processes: the runs, the probe and the check.
 
-    The pre-flight check leaves no time of its own, and is called once more for it.
+    The time of the pre-flight check is not recorded, so that it is run again.
     """
     start = time.perf_counter()
     flags = "--dataset mnist --loader resident --epochs 2 --methods single ddp --repeats 3".split()
@@ -80,7 +80,7 @@ def table(results: dict) -> str:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the seconds of all starts, in turns, and what a comparison costs."""
+    """Return the seconds of all starts, measured in turns, and the cost of a comparison."""
     data_root, found = os.path.abspath(runs.arguments.data_root), {}
     with temporary_directory() as directory:
         scripts = {name: partial(script_seconds, command, data_root, directory) for name, command in SCRIPTS.items()}
@@ -92,9 +92,5 @@ def measured(runs: Runs) -> dict:
     return {"startup_seconds": {**found, BARE: seconds[BARE]}, "comparison": cost["a comparison"]}
 
 
-def main() -> None:
-    benchmark(arguments_of(__doc__, blocks=5), measured, table)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(benchmark_parser(__doc__, blocks=5).parse_args(), measured, table))

@@ -1,32 +1,27 @@
-"""Does the comparison find 5% where there are 5%, and nothing between two equal rows?
+"""Does a comparison find a slowdown of 5%, and no difference between two equal rows?
 
     python benchmarks/twins.py
 
-Ten comparisons as a person runs them (in turns, within a budget, disturbed blocks again) of three rows: one device, the
-same again, and the same with an update that takes longer by 5% of a step. That is planted in the script's process
-(benchmarks/plants); how long a step takes without it, one run beforehand tells. `--output` gets every comparison's
-ratios as they were judged; what another program disturbed is left out. Each lasts for --budget: the same command goes
-on after --minutes.
+Runs ten ordinary comparisons (in turns, within --budget, disturbed blocks repeated) of three rows: one device, the same
+again, and the same with an update that takes 5% of a step longer. The delay is planted by benchmarks/plants; its length
+comes from a run before. Writes the ratios of each comparison to --output. Comparisons disturbed by another program are
+left out. The same command resumes after --minutes.
 """
 
 import argparse
-import contextlib
-import os
 import statistics
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from measure import PLANNED, PROJECT, SETTINGS, as_table
-from runs import Runs, arguments_of, benchmark
+from measure import PLANNED, PROJECT, SETTINGS, as_table, quiet_comparison
+from runs import Runs, benchmark, benchmark_parser
 
 from common.files.probe import Probe
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_int
-from compare_parallel import output_to
-from comparison.judge.analysis import analyse
 from comparison.judge.statistics import SLOWER
 from comparison.judge.summaries import run_seconds
 from comparison.methods import Machine
@@ -34,7 +29,6 @@ from comparison.plan.counterparts import TWIN, twin_of
 from comparison.plan.plan import make_order, make_plan
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.rows import Configuration
-from comparison.run.session import run_comparison
 from comparison.run.turns import run_once
 from comparison.show.advice import told_apart
 
@@ -44,9 +38,10 @@ TRAINING = f"--dataset synthetic-mnist --train-size {128 * STEPS} --epochs {EPOC
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of one comparison: how many times as fast each of the other rows is as one device, as it was judged.
+    """The outcome of one comparison.
 
-    planted: milliseconds per step; true: one device's time ÷ that with so many more, computed from its time there.
+    planted: milliseconds per step. true: speed-up of the slower row, computed from the time of one device. twin,
+    slower: measured speed-up with its interval. told_apart: whether the twins were. found: whether the slower row was.
     """
 
     seed: int
@@ -60,7 +55,7 @@ class Comparison:
 
 
 def rows_of(seconds: float) -> list[Configuration]:
-    """Return one device, the same again, and the same with an update that takes so many seconds longer."""
+    """Return one device, its twin, and the same with updates that take `seconds` longer."""
     (plain,) = make_plan(argparse.Namespace(**PLANNED | {"loader": "resident"}), Machine(gpus=0, cores=2), TRAINING)
     plant = ("env", f"PYTHONPATH={PROJECT / 'benchmarks' / 'plants'}", "PLANT=update", f"PLANT_SECONDS={seconds}")
     slower = replace(plain, name="slower", label="slower", command=(*plant, *plain.command))
@@ -68,20 +63,18 @@ def rows_of(seconds: float) -> list[Configuration]:
 
 
 def compare(seed: int, budget: float) -> Comparison | None:
-    """Run one comparison, and return what it says; None if another program disturbed it."""
+    """Run one comparison. None if another program disturbed it."""
     with temporary_directory() as directory:
         alone = run_once(rows_of(0.0)[0], 1, 0, Path(directory)).result
     planted = SHARE * statistics.median(epoch.train_seconds for epoch in alone.epochs[1:]) / STEPS
     plan = rows_of(planted)
     order = make_order([row.name for row in plan], FEWEST_BLOCKS, seed)
-    settings, probe = (
-        {**SETTINGS, "epochs": EPOCHS, "budget": budget, "seed": 1000 * seed},
-        Probe(128 * STEPS, 10_000, 5.0, (), (), ()),
-    )
+    settings = {**SETTINGS, "epochs": EPOCHS, "budget": budget, "seed": 1000 * seed}
+    probe = Probe(128 * STEPS, 10_000, 5.0, (), (), ())
     report = Report("", settings, describe_environment(), probe, tuple(plan), tuple(order), in_turns=True)
-    with temporary_directory() as directory, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        analysis = analyse(run_comparison(report, [], output_to(Path(directory))))
-    if any(row.disturbed for row in analysis.report.all_rows):
+    with temporary_directory() as directory:
+        analysis = quiet_comparison(report, Path(directory))
+    if not analysis:
         return None
     single, slower = analysis.rows
     (pair,) = analysis.pairs[TWIN]
@@ -92,7 +85,6 @@ def compare(seed: int, budget: float) -> Comparison | None:
 
 
 def scores(comparisons: list[Comparison]) -> dict:
-    """Return how many comparisons told the twins apart, and how many found the 5%."""
     return {
         "comparisons": len(comparisons),
         "twins_told_apart": sum(entry.told_apart for entry in comparisons),
@@ -102,7 +94,6 @@ def scores(comparisons: list[Comparison]) -> dict:
 
 
 def measured(runs: Runs) -> dict:
-    """Return all comparisons, and their scores."""
     seeds = range(1, runs.arguments.comparisons + 1)
     found = runs.each({f"seed {seed}": partial(compare, seed, runs.arguments.budget) for seed in seeds})
     comparisons = [Comparison(**entry) for entry in found.values()]
@@ -115,11 +106,10 @@ def table(results: dict) -> str:
 
 
 def main() -> None:
-    def more(parser):
-        parser.add_argument("--comparisons", type=positive_int, default=10, metavar="N", help="(%(default)s)")
-        parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")
-
-    benchmark(arguments_of(__doc__, more=more, timeout=900), measured, table)
+    parser = benchmark_parser(__doc__, timeout=900)
+    parser.add_argument("--comparisons", type=positive_int, default=10, metavar="N", help="(%(default)s)")
+    parser.add_argument("--budget", type=float, default=360.0, metavar="S", help="of each, seconds (%(default)s)")
+    benchmark(parser.parse_args(), measured, table)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Slows a training down in one known place, from outside: Python imports a module of this name as it starts.
+"""Slows a training down in one known place. Python imports a module of this name at its start.
 
     PYTHONPATH=benchmarks/plants PLANT=forward PLANT_SECONDS=0.005 PLANT_RANK=1 python ddp_train.py --spawn 2
 
-A module is changed right after its import, in every process of the run; no file of the project knows of it. Where
-steps are slow, PLANT_RANK slows one rank alone, PLANT_EVERY=N one step of every N, PLANT_TURNS=1 one rank after the
-other, PLANT_SHARE=0.1 a tenth of the steps, at random, and PLANT_GROWS=1 every step by PLANT_SECONDS more.
+It patches one module right after its import, in every process of the run. For plants that slow steps: PLANT_RANK slows
+one rank only, PLANT_EVERY=N one step of every N, PLANT_TURNS=1 each rank in turn, PLANT_SHARE=0.1 a tenth of the steps
+at random, and PLANT_GROWS=1 each step by PLANT_SECONDS more than the one before.
 """
 
 import gc
@@ -18,40 +18,41 @@ import tempfile
 import time
 
 
-def told(name, kind=int):
-    """The value of an environment variable of that name behind PLANT_; None where there is none."""
+def setting(name, kind=int):
+    """Return the value of the environment variable PLANT_NAME, or None."""
     value = os.environ.get(f"PLANT_{name}")
     return kind(value) if value else None
 
 
 def seconds_in(step):
-    """How long this rank is to be held up in a step. It may have learnt its number only now."""
-    rank, every, seconds = int(os.environ.get("RANK", 0)), told("EVERY"), told("SECONDS", float)
-    if told("RANK") not in (None, rank) or (every and step % every != every - 1):
+    """Return the delay of this rank in a step."""
+    rank = int(os.environ.get("RANK", 0))  # may have been set after this module was imported
+    every, seconds = setting("EVERY"), setting("SECONDS", float)
+    if setting("RANK") not in (None, rank) or (every and step % every != every - 1):
         return 0.0
-    if told("TURNS") and step % int(os.environ["WORLD_SIZE"]) != rank:
+    if setting("TURNS") and step % int(os.environ["WORLD_SIZE"]) != rank:
         return 0.0
-    if (share := told("SHARE", float)) and random.Random(1000 * step + rank).random() >= share:
+    if (share := setting("SHARE", float)) and random.Random(1000 * step + rank).random() >= share:
         return 0.0
-    return seconds * step if told("GROWS") else seconds
+    return seconds * step if setting("GROWS") else seconds
 
 
 def spin(seconds):
-    """Compute for nothing: a process that sleeps would give its core away."""
+    """Keep the core busy; sleeping would free it for other processes."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def collect(seconds):
-    """Let Python look for garbage for so long."""
+    """Run Python's garbage collector."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         gc.collect()
 
 
 def write_to_disk(seconds):
-    """Write a file through to the disk until so much time is over."""
+    """Write files and flush them to the disk."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         with tempfile.TemporaryFile(dir=".") as file:
@@ -60,29 +61,29 @@ def write_to_disk(seconds):
 
 
 class SlowBatches:
-    """A loader that takes longer for each batch."""
+    """A loader that delays each batch."""
 
-    def __init__(self, loader, hold):
-        self.loader, self.hold, self.steps = loader, hold, itertools.count()
+    def __init__(self, loader, delay):
+        self.loader, self.delay, self.steps = loader, delay, itertools.count()
 
     def __len__(self):
         return len(self.loader)
 
     def __iter__(self):
         for batch in self.loader:
-            self.hold(seconds_in(next(self.steps)))
+            self.delay(seconds_in(next(self.steps)))
             yield batch
 
 
 def slow_loaders(training=None, test=None):
-    """Hold up the training loader, or the one of the evaluation, before each batch."""
+    """Delay each batch of the training or the test loader."""
 
     def change(loaders):
         make = loaders.make_loaders
 
         def make_slow(*arguments):
-            holds = zip(make(*arguments), (training, test), strict=True)
-            return tuple(SlowBatches(loader, hold) if hold else loader for loader, hold in holds)
+            pairs = zip(make(*arguments), (training, test), strict=True)
+            return tuple(SlowBatches(loader, delay) if delay else loader for loader, delay in pairs)
 
         loaders.make_loaders = make_slow
 
@@ -93,22 +94,22 @@ def slow_transfer(engine):
     move, steps = engine.to_device, itertools.count()
 
     def move_slowly(images, device):
-        if engine.torch.is_grad_enabled():  # not in evaluation
+        if engine.torch.is_grad_enabled():  # in training only
             spin(seconds_in(next(steps)))
         return move(images, device)
 
     engine.to_device = move_slowly
 
 
-def slow_update(hold):
-    """Hold up every step of the optimizer."""
+def slow_update(delay):
+    """Delay every step of the optimizer."""
 
     def change(engine):
         build = engine.build_optimizer
 
         def build_slow(*arguments):
             optimizer, steps = build(*arguments), itertools.count()
-            optimizer.register_step_post_hook(lambda *_: hold(seconds_in(next(steps))))
+            optimizer.register_step_post_hook(lambda *_: delay(seconds_in(next(steps))))
             return optimizer
 
         engine.build_optimizer = build_slow
@@ -117,7 +118,7 @@ def slow_update(hold):
 
 
 def slow_network(add_hooks):
-    """Change every network that is built."""
+    """Add hooks to every network that is built."""
 
     def change(build):
         build_model = build.build_model
@@ -141,33 +142,33 @@ def slow_backward(network, steps):
 
 
 def twice_the_images(network, _):
-    """The rank trains on every image twice, and the second time for nothing: all else stays as it is."""
+    """Let one rank compute every image twice and ignore the second output."""
 
     def doubled():
-        return network.training and told("RANK") == int(os.environ.get("RANK", 0))
+        return network.training and setting("RANK") == int(os.environ.get("RANK", 0))
 
     network.register_forward_pre_hook(lambda _, inputs: (inputs[0].repeat(2, 1, 1, 1),) if doubled() else inputs)
     network.register_forward_hook(lambda *given: given[2][: len(given[2]) // 2] if doubled() else given[2])
 
 
 def few_threads(engine):
-    """Something sets the number of threads to one, after the process has set and reported it."""
+    """Train with one thread, after the process has reported its number of threads."""
     train = engine.train_one_epoch
 
-    def train_alone(*arguments, **values):
+    def train_with_one_thread(*arguments, **values):
         engine.torch.set_num_threads(1)
         return train(*arguments, **values)
 
-    engine.train_one_epoch = train_alone
+    engine.train_one_epoch = train_with_one_thread
 
 
 def rude_workers(loaders):
-    """Loader workers do not give way to the training."""
+    """Run loader workers at the priority of the training."""
     loaders.NICE = 0
 
 
 def slow_all_reduce(distributed):
-    """The last gradients of a step arrive later, on every rank."""
+    """Delay the last gradient bucket of each step, on every rank."""
     dist, wrapper = distributed.dist, distributed.nn.parallel.DistributedDataParallel
     build = wrapper.__init__
 
@@ -177,7 +178,7 @@ def slow_all_reduce(distributed):
 
     def late(future, bucket):
         if bucket.is_last():
-            time.sleep(told("SECONDS", float))
+            time.sleep(setting("SECONDS", float))
         return future.value()[0]
 
     def build_slow(self, *arguments, **values):
@@ -191,14 +192,13 @@ def slow_start(image_set):
     load = image_set.load_image_set
 
     def load_slowly(*arguments):
-        time.sleep(told("SECONDS", float))
+        time.sleep(setting("SECONDS", float))
         return load(*arguments)
 
     image_set.load_image_set = load_slowly
 
 
-# what is planted: (after which import, how)
-PLANTS = {
+PLANTS = {  # value of PLANT → the module to patch, the function that patches it
     "loader": ("common.data.loaders", slow_loaders(training=spin)),
     "disk": ("common.data.loaders", slow_loaders(training=write_to_disk)),
     "evaluation": ("common.data.loaders", slow_loaders(test=spin)),
@@ -216,7 +216,7 @@ PLANTS = {
 
 
 class Planter(importlib.abc.MetaPathFinder):
-    """Finds one module as usual, and changes it once it has been imported."""
+    """An import hook that patches one module after its import."""
 
     def __init__(self, module, change):
         self.module, self.change = module, change

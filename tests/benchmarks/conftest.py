@@ -1,4 +1,4 @@
-"""The programs in benchmarks/ import one another without a package; so do their tests."""
+"""Makes the scripts in benchmarks/ importable, as they are not in a package."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The scenarios of which the truth is known: what is recommended in them is judged by that truth."""
+"""Tests of benchmarks/decisions.py, which judges recommendations in scenarios with known true times."""
 
 from dataclasses import replace
 
@@ -8,34 +8,35 @@ import pytest
 from comparison.judge.analysis import analyse
 
 
-def verdict_of(seed, **changed):
-    """What is said of the first training of a scenario, if the comparison had decided otherwise."""
+def verdict_of(seed, **changes):
+    """Return the verdict on the first decision in a scenario, with some of its fields changed."""
     scenario = decisions.draw(seed)
     analysis = analyse(decisions.observe(scenario, seed))
-    return decisions._verdict(seed, scenario, analysis, replace(analysis.decisions[0], **changed))
+    return decisions._verdict(seed, scenario, analysis, replace(analysis.decisions[0], **changes))
 
 
-def test_scenarios_are_drawn_again_by_their_seed_and_differ():
+def test_a_scenario_is_determined_by_its_seed():
     assert decisions.draw(3) == decisions.draw(3) != decisions.draw(4)
     assert len({decisions.draw(seed).cut for seed in range(40)}) == 2
 
 
 @pytest.mark.parametrize("seed", range(0, 12, 2))
 def test_no_wrong_row_is_recommended(seed):
-    assert [found.wrong for found in decisions.judge(seed)] == [""] * len(decisions.judge(seed))
+    assert not [found.wrong for found in decisions.judge(seed) if found.wrong]
 
 
-def test_a_worse_row_has_a_regret_and_a_wrong_one_is_found():
-    found = next(seed for seed in range(0, 40, 2) if verdict_of(seed).kind == "use")
-    scenario = decisions.draw(found)
-    analysis = analyse(decisions.observe(scenario, found))
+def test_worse_and_wrong_recommendations_are_detected():
+    seed = next(seed for seed in range(0, 40, 2) if verdict_of(seed).kind == "use")
+    analysis = analyse(decisions.observe(decisions.draw(seed), seed))
     decision = analysis.decisions[0]
     worst = decision.rows[-1]
-    assert worst is not decision.best and verdict_of(found, best=worst).regret > verdict_of(found).regret
-    assert decisions.contradiction(analysis, replace(decision, tied=(*decision.tied, decision.best))) == ""
+    assert worst is not decision.best and verdict_of(seed, best=worst).regret > verdict_of(seed).regret
+    assert verdict_of(seed, kind="few runs").wrong == "none, few runs"
+
+    def contradiction(**changes):
+        return decisions.contradiction(analysis, replace(decision, **changes))
+
+    assert contradiction(tied=(*decision.tied, decision.best)) == ""
     beaten = {name: replace(ratio, value=0.5, low=0.4, high=0.6) for name, ratio in decision.ratios.items()}
-    assert "proved to be faster" in decisions.contradiction(analysis, replace(decision, ratios=beaten))
-    assert "must not be used" in decisions.contradiction(
-        analysis, replace(decision, tied=(worst,), out={worst.name: "it"})
-    )
-    assert verdict_of(found, kind="few runs").wrong == "none, few runs"
+    assert "proved to be faster" in contradiction(ratios=beaten)
+    assert "must not be used" in contradiction(tied=(worst,), out={worst.name: "it"})

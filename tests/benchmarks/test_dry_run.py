@@ -1,6 +1,6 @@
-"""The whole of gpu_evidence.py as on a machine that is lent: bare, without a network, for a few minutes a call.
+"""Tests all of gpu_evidence.py as on a borrowed GPU machine: a bare Python, no network, a few minutes per call.
 
-A GPU is pretended there; the steps are the real ones, with flags by which they have little to do.
+The GPU is pretended. The steps are the real ones, with flags that keep them short.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from common.errors import FAILED
 from comparison.run.launch import TIMED_OUT
 from tests.fixtures import PROJECT
 
-PACKAGES = "torch torchvision numpy matplotlib tabulate psutil filelock jinja2 pytest".split()  # and what they need
-MINUTES, LAST = 9, "time-to-94-cifar10"  # of a call; which step needs all parts of the bundle
-BEGIN = """
+PACKAGES = "torch torchvision numpy matplotlib tabulate psutil filelock jinja2 pytest".split()  # with dependencies
+MINUTES = 9  # of a call
+LAST = "time-to-94-cifar10"  # the step that needs all parts of the bundle
+SITECUSTOMIZE = """
 import os, socket, sys
 
 sys.path.insert(0, os.environ["PROJECT"])
@@ -42,14 +43,14 @@ def connect_here(self, address):
 socket.socket.connect = connect_here
 """
 FEW = "--train-size 96 --batch-size 48 --epochs 2 --repeats 1 --model mlp --precision fp32 --target-accuracy 0.01"
-MORE = {
+SHORT_FLAGS = {
     "tests": "-k bf16_is_found",
     "methods": f"{FEW} --methods single dp",
     "one-device": f"{FEW} --methods single single:cuda-graph",
     **{name: "--blocks 2" for name in ("overhead", "peers", "roofline")},
     **{name: FEW for name in ("time-to-99-mnist", "time-to-94-cifar10")},
 }
-SMALL = """
+SMALL_BENCHMARK = """
 import importlib, sys
 
 sys.path.insert(0, "benchmarks")
@@ -76,20 +77,20 @@ from common.machine.entry import run_script
 
 for name, step in gpu_evidence.STEPS.items():
     minutes = 0.01 if name in sys.argv[1].split() else 2
-    command = step.command.replace("benchmarks/" + name + ".py", "small.py " + name) + " " + {MORE}[name]
+    command = step.command.replace("benchmarks/" + name + ".py", "small.py " + name) + " " + {SHORT_FLAGS}[name]
     gpu_evidence.STEPS[name] = step._replace(command=command, minutes=minutes)
 del sys.argv[1]
 run_script(gpu_evidence.main)
 """
 
 
-def with_needs(names) -> dict:
-    """Name → distribution, of packages and of all that they need, as far as it is installed here."""
+def with_dependencies(names) -> dict:
+    """Return name → distribution of packages and their installed dependencies."""
     requirement, found, left = pytest.importorskip("packaging.requirements").Requirement, {}, list(names)
     while left:
         name = left.pop().lower().replace("_", "-")
         if name not in found:
-            with contextlib.suppress(PackageNotFoundError):  # of another platform
+            with contextlib.suppress(PackageNotFoundError):  # needed on another platform
                 found[name] = distribution(name)
                 needs = map(requirement, found[name].requires or ())
                 left += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
@@ -98,20 +99,20 @@ def with_needs(names) -> dict:
 
 @pytest.fixture
 def python(tmp_path):
-    """The Python of an environment with nothing but PACKAGES, which begins with BEGIN."""
+    """The Python of a virtual environment with PACKAGES and SITECUSTOMIZE."""
     venv.create(tmp_path / "python", symlinks=True)
     (site,) = (tmp_path / "python").glob("lib/python*/site-packages")
-    for package in with_needs(PACKAGES).values():
+    for package in with_dependencies(PACKAGES).values():
         for part in {file.parts[0] for file in package.files} - {"..", "__pycache__"}:
             if not (site / part).exists():
                 (site / part).symlink_to(package.locate_file(part))
-    (site / "sitecustomize.py").write_text(BEGIN)
+    (site / "sitecustomize.py").write_text(SITECUSTOMIZE)
     return tmp_path / "python" / "bin" / "python"
 
 
 @pytest.fixture
 def bundle(tmp_path, monkeypatch):
-    """A bundle of what is in ./data, and of a wheel of msgspec as it is installed here, which pip finds in a folder."""
+    """A bundle of the data sets in ./data and of msgspec, from a wheel of the installed package."""
     package, version = distribution("msgspec"), f"cp3{sys.version_info.minor}"
     tag = f"{version}-{version}-manylinux_2_17_{platform.machine()}"
     (tmp_path / "wheels").mkdir()
@@ -128,7 +129,10 @@ def bundle(tmp_path, monkeypatch):
 
 @pytest.fixture
 def call(python, tmp_path, monkeypatch):
-    """call("first", parts, *flags): what a call on a machine of this name prints; its packs are in tmp_path / name."""
+    """call("first", parts, *flags) calls the program on a machine of that name, with some parts of the bundle.
+
+    Its packs are in tmp_path / name.
+    """
     for name, value in {"PRETENDED_GPUS": "1", "PYTHONPATH": "bundle/site", "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, value)
     listed = subprocess.run(
@@ -145,7 +149,7 @@ def call(python, tmp_path, monkeypatch):
             (shutil.copytree if part.is_dir() else shutil.copy)(part, (machine / "bundle").joinpath(part.name))
         for part in packs:
             zipfile.ZipFile(part).extractall(machine)
-        (machine / "small.py").write_text(SMALL)
+        (machine / "small.py").write_text(SMALL_BENCHMARK)
         (machine / "drive.py").write_text(DRIVE)
         monkeypatch.setenv("PROJECT", str(machine))
         command = [python, "drive.py", *flags, "--minutes", str(MINUTES), "--pack", tmp_path / name]
@@ -155,8 +159,8 @@ def call(python, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_calls_on_one_bare_machine_after_the_other_bring_back_everything(bundle, call, tmp_path):
-    """In the first, one part of CIFAR-10 is missing, and a step is stopped; the next goes on."""
+def test_calls_on_several_machines_complete_all_steps(bundle, call, tmp_path):
+    """In the first call, parts of CIFAR-10 are missing and a step is stopped. The next calls resume."""
     parts = {part.name: part for part in bundle.iterdir()}
     assert all(part.stat().st_size < 45 * 2**20 for part in parts.values())
     packs = []
@@ -180,7 +184,7 @@ def test_calls_on_one_bare_machine_after_the_other_bring_back_everything(bundle,
     found, shown, printed = steps_after("first", first, "overhead")
     assert LAST not in found and {*shown} <= {*found} - {"tests", "overhead"} and f"{LAST}: left out" in printed
     assert all(code in (codes[name], TIMED_OUT) for name, code in found.items()) and found["overhead"] == TIMED_OUT
-    for name in ("second", "third", "fourth"):  # more than two where the machine is busy
+    for name in ("second", "third", "fourth"):  # a busy machine needs more than two
         found, shown, printed = steps_after(name, parts.values(), "")
         if found == codes:
             break

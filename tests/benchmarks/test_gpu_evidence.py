@@ -1,4 +1,4 @@
-"""Everything that is to be seen on a GPU, step by step, on a machine that pretends to have one."""
+"""Tests of benchmarks/gpu_evidence.py and offline.py with a pretended GPU and stub steps."""
 
 import json
 import os
@@ -19,15 +19,15 @@ from tests.fixtures import PROJECT
 
 @pytest.fixture
 def evidence(tmp_path, monkeypatch):
-    """evidence("--step", "last"): run the program with steps that only print; gives the exit code and the directory."""
+    """evidence("--step", "last") runs the program with stub steps. Returns its exit code and output directory."""
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     environment = {"gpus": ["NVIDIA Pretended 1"], "torch": "2.11"}
     monkeypatch.setattr(gpu_evidence, "describe", lambda _: {"checks": [], "environment": environment})
-    monkeypatch.setattr(gpu_evidence, "TIDY", 0.0)
+    monkeypatch.setattr(gpu_evidence, "CLEANUP_SECONDS", 0.0)
     steps = {"tests": "print('3 passed')", "sleeper": "import time; time.sleep(60)", "last": "print('done')"}
     monkeypatch.setattr(gpu_evidence, "STEPS", {name: Step(0.01, code) for name, code in steps.items()})
     monkeypatch.setattr(gpu_evidence, "command_of", lambda name, *_: ("-c", gpu_evidence.STEPS[name].command))
-    monkeypatch.chdir(tmp_path)  # which main() changes
+    monkeypatch.chdir(tmp_path)  # main() changes the directory
 
     def run(*flags):
         monkeypatch.setattr(sys, "argv", ["gpu_evidence.py", *flags])
@@ -41,50 +41,49 @@ def evidence(tmp_path, monkeypatch):
     return run
 
 
-def begun(capsys):
-    """The steps that were run since this was last asked, and those that were left out."""
+def started_steps(capsys):
+    """Return the steps run or left out since the last call."""
     lines = capsys.readouterr().out.splitlines()
     return [line.split(":")[0] for line in lines if "what it prints" in line or "left out" in line]
 
 
-def test_what_was_stopped_is_tried_again_after_what_was_not_tried(evidence, monkeypatch, capsys):
+def test_stopped_steps_are_retried_after_untried_ones(evidence, monkeypatch, capsys):
     code, directory = evidence()
     steps = json.loads((directory / "steps.json").read_text())
     assert code == FAILED and [step["exit_code"] for step in steps.values()] == [0, 124, 0]
-    assert 1 < steps["sleeper"]["seconds"] < 20  # twice the 0.01 minutes that it was expected to take
+    assert 1 < steps["sleeper"]["seconds"] < 20  # stopped after twice the expected 0.01 minutes
     assert (directory / "tests.log").read_text() == "3 passed\n"
     report = (directory / "report.md").read_text()
     assert report.startswith("# What was seen on NVIDIA Pretended 1") and "[log](sleeper.log)" in report
     monkeypatch.setitem(gpu_evidence.STEPS, "sleeper", Step(1, "print('awake')"))
     monkeypatch.setitem(gpu_evidence.STEPS, "new", Step(1, "print('new')"))
-    assert begun(capsys) == ["tests", "sleeper", "last"]
-    assert evidence()[0] == 0 and begun(capsys) == ["new", "sleeper"]
-    assert evidence("--step", "last")[0] == 0 and begun(capsys) == ["last"]  # although it was done
+    assert started_steps(capsys) == ["tests", "sleeper", "last"]
+    assert evidence()[0] == 0 and started_steps(capsys) == ["new", "sleeper"]
+    assert evidence("--step", "last")[0] == 0 and started_steps(capsys) == ["last"]  # --step repeats it
 
 
-def test_only_steps_that_fit_are_run_and_none_lasts_longer(evidence, monkeypatch, capsys):
+def test_only_steps_that_fit_are_run_and_end_in_time(evidence, monkeypatch, capsys):
     steps = {
         "long": Step(5, "print('too long')"),
         "without": Step(0.01, "print('no data')", "cifar10"),
-        "sleeper": Step(0.04, "import time; time.sleep(60)"),
+        "sleeper": Step(0.02, "import time; time.sleep(60)"),
     }
     monkeypatch.setattr(gpu_evidence, "STEPS", steps)
-    code, directory = evidence("--minutes", "0.05")
-    assert code == FAILED and begun(capsys) == ["without", "sleeper"]
+    code, directory = evidence("--minutes", "0.03")
+    assert code == FAILED and started_steps(capsys) == ["without", "sleeper"]
     (sleeper,) = json.loads((directory / "steps.json").read_text()).values()
-    assert sleeper["exit_code"] == 124 and sleeper["seconds"] < 0.04 * 120 - 0.5  # the call's end comes first
+    assert sleeper["exit_code"] == 124 and sleeper["seconds"] < 0.02 * 120 - 0.3  # --minutes end first
 
 
-def test_a_machine_without_a_gpu(evidence, monkeypatch):
+def test_a_machine_without_a_gpu_is_refused(evidence, monkeypatch):
     for environment in ({"gpus": []}, None):
         monkeypatch.setattr(gpu_evidence, "describe", lambda _, found=environment: {"environment": found})
         assert evidence()[0] == MACHINE
 
 
-def test_what_was_stopped_leaves_its_table_and_all_is_packed(evidence, monkeypatch, tmp_path):
-    """Also when the program itself is stopped."""
+def test_a_stopped_program_leaves_a_report_and_packs(evidence, monkeypatch, tmp_path):
     source = PROJECT / "figures" / "cifar10-resnet8" / "results.json"
-    monkeypatch.setattr(gpu_evidence, "PACK_BYTES", gpu_evidence.LIST_BYTES + 100_000)
+    monkeypatch.setattr(gpu_evidence, "PACK_BYTES", gpu_evidence.INDEX_BYTES + 100_000)
     directory = tmp_path / "figures" / "gpu-nvidia-pretended-1"
     (directory / "sleeper").mkdir(parents=True)
     shutil.copy(source, directory / "sleeper" / "results.json")
@@ -113,36 +112,36 @@ def test_what_was_stopped_leaves_its_table_and_all_is_packed(evidence, monkeypat
     assert "| one device" in packs[0].read("figures/gpu-nvidia-pretended-1/report.md").decode()
 
 
-def test_a_table_that_cannot_be_made_does_not_end_the_report(evidence, monkeypatch):
+def test_a_broken_table_does_not_end_the_report(evidence, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "STEPS", {"roofline": Step(1, "open('figures/x', 'w')"), "last": Step(1, "")})
     directory = evidence("--step", "last")[1]
     (directory / "roofline.json").write_text("{")
     assert evidence()[0] == 0 and "It cannot be shown: JSONDecodeError" in (directory / "report.md").read_text()
 
 
-def test_commands_and_where_they_leave_what(tmp_path, monkeypatch):
+def test_commands_of_steps_and_their_output(tmp_path, monkeypatch):
     assert gpu_evidence.directory_of(["Tesla T4", "Tesla T4"]).name == "gpu-2x-tesla-t4"
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     directory = tmp_path / "x"
 
-    def typed(name, resume=True):
+    def command(name, resume=True):
         return " ".join(gpu_evidence.command_of(name, directory, "d", resume))
 
-    assert typed("tests") == "-m pytest -m gpu"
-    assert typed("roofline") == "benchmarks/roofline.py --minutes 2 --data-root d --output x/roofline.json"
-    assert typed("methods").endswith("--timeline --data-root d --output-dir x/methods")
+    assert command("tests") == "-m pytest -m gpu"
+    assert command("roofline") == "benchmarks/roofline.py --minutes 2 --data-root d --output x/roofline.json"
+    assert command("methods").endswith("--timeline --data-root d --output-dir x/methods")
     for file in ("methods/results.json", "roofline.json"):
         (directory / file).parent.mkdir(parents=True, exist_ok=True)
         (directory / file).touch()
-    assert [name for name in gpu_evidence.STEPS if typed(name).endswith(" --resume")] == ["methods"]
-    assert not typed("methods", resume=False).endswith(" --resume")
+    assert [name for name in gpu_evidence.STEPS if command(name).endswith(" --resume")] == ["methods"]
+    assert not command("methods", resume=False).endswith(" --resume")
     for name, step in gpu_evidence.STEPS.items():
         if step.command.startswith(gpu_evidence.COMPARE):
             monkeypatch.setattr(sys, "argv", step.command.split())
             assert compare_parallel.parse(), name
 
 
-def test_no_step_repeats_the_rows_of_another(planned):
+def test_no_two_steps_run_the_same_row(planned):
     rows = {}
     for name, step in gpu_evidence.STEPS.items():
         command, _, flags = step.command.partition(" ")
@@ -152,8 +151,8 @@ def test_no_step_repeats_the_rows_of_another(planned):
     assert {"methods", "one-device", "time-to-99-mnist", "time-to-94-cifar10"} == {*rows.values()}
 
 
-def test_images_come_back_from_a_bundle_as_they_were(tmp_path):
-    """CIFAR-10 once all of its parts are there, MNIST at once."""
+def test_data_sets_are_restored_from_a_bundle(tmp_path):
+    """MNIST at once, CIFAR-10 once all parts are present."""
     here, there, bundle = (tmp_path / name for name in ("here", "there", "bundle"))
     decoded = here / "decoded"
     decoded.mkdir(parents=True)
@@ -165,7 +164,7 @@ def test_images_come_back_from_a_bundle_as_they_were(tmp_path):
         (here / file).parent.mkdir(parents=True, exist_ok=True)
         (here / file).write_text(file)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offline, "load_image_set", lambda config: None)  # which decodes
+        patch.setattr(offline, "load_image_set", lambda config: None)  # the decoded arrays exist already
         offline.write_bundle(bundle, [], "3.12", here)
     assert len([*bundle.iterdir()]) == 4
     last = (bundle / "cifar10-3.npz").rename(tmp_path / "later")

@@ -1,4 +1,4 @@
-"""What the benchmark of planted causes plants does slow a training down, where it says and by what it says."""
+"""Tests of benchmarks/planted_causes.py, and that each plant slows a training down where and as much as it should."""
 
 import importlib.util
 import os
@@ -27,7 +27,7 @@ SECONDS = 0.02
 
 @pytest.fixture
 def plants(monkeypatch):
-    """The module that plants, as Python would import it at its start, with nothing to plant."""
+    """benchmarks/plants/sitecustomize.py, imported with nothing to plant."""
     monkeypatch.delenv("PLANT", raising=False)
     monkeypatch.setenv("PLANT_SECONDS", str(SECONDS))
     file = PROJECT / "benchmarks" / "plants" / "sitecustomize.py"
@@ -44,7 +44,7 @@ def seconds_of(call, *arguments):
 
 
 @pytest.mark.parametrize(
-    "how, rank, held",
+    "how, rank, delays",
     [
         ({}, 0, [1, 1, 1, 1]),
         ({"RANK": "1"}, 0, [0, 0, 0, 0]),
@@ -55,27 +55,27 @@ def seconds_of(call, *arguments):
         ({"GROWS": "1"}, 0, [0, 1, 2, 3]),
     ],
 )
-def test_which_steps_of_which_rank_are_held_up(plants, monkeypatch, how, rank, held):
+def test_delayed_steps_of_each_rank(plants, monkeypatch, how, rank, delays):
     for name, value in {"RANK": str(rank), "WORLD_SIZE": "2", **{f"PLANT_{key}": how[key] for key in how}}.items():
         monkeypatch.setenv(name, value)
-    assert [plants.seconds_in(step) for step in range(4)] == [SECONDS * times for times in held]
+    assert [plants.seconds_in(step) for step in range(4)] == [SECONDS * times for times in delays]
 
 
-def test_a_share_of_the_steps_is_held_up_another_one_on_each_rank(plants, monkeypatch):
+def test_random_steps_are_delayed_on_each_rank(plants, monkeypatch):
     monkeypatch.setenv("PLANT_SHARE", "0.1")
-    held = []
+    delayed = []
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        held.append({step for step in range(1000) if plants.seconds_in(step)})
-    assert all(70 < len(steps) < 130 for steps in held) and len(held[0] & held[1]) < 30
+        delayed.append({step for step in range(1000) if plants.seconds_in(step)})
+    assert all(70 < len(steps) < 130 for steps in delayed) and len(delayed[0] & delayed[1]) < 30
     timed = range(planted_causes.EPOCH_STEPS, planted_causes.EPOCHS * planted_causes.EPOCH_STEPS)
-    assert planted_causes.held_share(0.1) == len(held[0] & {*timed}) / len(timed)
+    assert planted_causes.delayed_share(0.1) == len(delayed[0] & {*timed}) / len(timed)
 
 
-@pytest.mark.parametrize("hold", ["spin", "collect", "write_to_disk"])
-def test_what_holds_up_takes_as_long_as_it_is_told(plants, hold, tmp_path, monkeypatch):
+@pytest.mark.parametrize("delay", ["spin", "collect", "write_to_disk"])
+def test_a_delay_lasts_as_long_as_requested(plants, delay, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert seconds_of(getattr(plants, hold), SECONDS) >= SECONDS and not [*tmp_path.iterdir()]
+    assert seconds_of(getattr(plants, delay), SECONDS) >= SECONDS and not [*tmp_path.iterdir()]
 
 
 def test_loaders_transfers_and_starts_are_slow(plants):
@@ -88,7 +88,7 @@ def test_loaders_transfers_and_starts_are_slow(plants):
     engine = SimpleNamespace(torch=torch, to_device=lambda images, device: (images, device))
     plants.slow_transfer(engine)
     assert seconds_of(engine.to_device, "images", "cpu") >= SECONDS
-    with torch.no_grad():  # in training alone
+    with torch.no_grad():  # no delay in evaluation
         assert engine.to_device("images", "cpu") == ("images", "cpu")
         assert seconds_of(engine.to_device, "images", "cpu") < SECONDS
     image_set = SimpleNamespace(load_image_set=lambda config: config)
@@ -97,37 +97,36 @@ def test_loaders_transfers_and_starts_are_slow(plants):
 
 
 def test_updates_are_slow(plants):
-    asked = []
+    delays = []
     engine = SimpleNamespace(build_optimizer=lambda parameters, config: torch.optim.SGD(parameters, 0.1))
-    plants.slow_update(asked.append)(engine)
+    plants.slow_update(delays.append)(engine)
     optimizer = engine.build_optimizer([nn.Parameter(torch.ones(1))], None)
     for _ in range(3):
         optimizer.step()
-    assert asked == [SECONDS] * 3
+    assert delays == [SECONDS] * 3
 
 
 def planted(plants, how):
-    """A network in which that is planted, as it is built."""
+    """Return a network built with a plant."""
     build = SimpleNamespace(build_model=lambda config, images: nn.Linear(3, 2))
     plants.slow_network(getattr(plants, how))(build)
     return build.build_model(None, None)
 
 
-def test_passes_are_slow_in_training_alone(plants, monkeypatch):
-    asked = []
-    monkeypatch.setattr(plants, "spin", asked.append)
-    for how, before in (("slow_forward", 1), ("slow_backward", 0)):
-        asked.clear()
-        network = planted(plants, how)
-        outputs = network(torch.ones(4, 3))
-        assert len(asked) == before
-        outputs.sum().backward()
-        assert asked == [SECONDS]
-        network.eval()(torch.ones(4, 3))
-        assert asked == [SECONDS]
+@pytest.mark.parametrize("how, delays_in_forward", [("slow_forward", 1), ("slow_backward", 0)])
+def test_passes_are_slow_only_in_training(how, delays_in_forward, plants, monkeypatch):
+    delays = []
+    monkeypatch.setattr(plants, "spin", delays.append)
+    network = planted(plants, how)
+    outputs = network(torch.ones(4, 3))
+    assert len(delays) == delays_in_forward
+    outputs.sum().backward()
+    assert delays == [SECONDS]
+    network.eval()(torch.ones(4, 3))
+    assert delays == [SECONDS]
 
 
-def test_a_rank_trains_on_twice_the_images_and_learns_the_same(plants, monkeypatch):
+def test_a_rank_computes_twice_the_images_and_learns_the_same(plants, monkeypatch):
     monkeypatch.setenv("PLANT_RANK", "1")
     seen = []
     for rank in "01":
@@ -143,7 +142,7 @@ def test_a_rank_trains_on_twice_the_images_and_learns_the_same(plants, monkeypat
     assert seen == [4, learnt, 4, 8, learnt, 4]
 
 
-def test_threads_are_few_while_it_trains(plants):
+def test_training_uses_one_thread(plants):
     threads = []
     engine = SimpleNamespace(torch=SimpleNamespace(set_num_threads=threads.append), train_one_epoch=sum)
     plants.few_threads(engine)
@@ -152,7 +151,7 @@ def test_threads_are_few_while_it_trains(plants):
 
 @pytest.fixture
 def wrapper(monkeypatch, tmp_path):
-    """A DistributedDataParallel to change, in a group of one rank."""
+    """A subclass of DistributedDataParallel to patch, in a group of one rank."""
 
     class Wrapper(nn.parallel.DistributedDataParallel):
         pass
@@ -162,7 +161,7 @@ def wrapper(monkeypatch, tmp_path):
     dist.destroy_process_group()
 
 
-def test_the_exchange_is_slow_after_the_last_gradient_and_its_mean_is_right(plants, wrapper):
+def test_the_exchange_is_slow_after_the_last_gradient_and_still_correct(plants, wrapper):
     plants.slow_all_reduce(wrapper)
     model = nn.Linear(3, 2)
     parallel, last_gradient, marks = wrapper.nn.parallel.DistributedDataParallel(model), LastGradient(model), []
@@ -174,7 +173,7 @@ def test_the_exchange_is_slow_after_the_last_gradient_and_its_mean_is_right(plan
     assert model.weight.grad.tolist() == [[4.0] * 3] * 2
 
 
-def test_a_module_is_changed_once_it_is_imported(plants):
+def test_a_module_is_patched_after_its_import(plants):
     sys.meta_path.insert(0, plants.Planter("colorsys", lambda module: setattr(module, "planted", True)))
     sys.modules.pop("colorsys", None)
     import colorsys
@@ -184,22 +183,22 @@ def test_a_module_is_changed_once_it_is_imported(plants):
 
 
 def run_once(name, tmp_path, row=1):
-    """The outcome of one run of one of a plant's two rows: of the planted one."""
+    """Run the planted row (1) or the plain row (0) of a plant once."""
     plant = PLANTS[name]
-    with planted_causes.limited(plant.quota) as prefix:
+    with planted_causes.cpu_quota(plant.quota) as prefix:
         (outcome,) = take_turns([planted_causes.run_of(plant, plant.rows[row], 1, tmp_path, prefix)], 1)
     return outcome
 
 
 @pytest.mark.slow
-def test_the_planted_row_of_two_is_slow(tmp_path):
+def test_only_the_planted_row_is_slow(tmp_path):
     slow, plain = (step_time(run_once("slow loader", tmp_path, row).result) for row in (1, 0))
     assert plain.parts["data"] < PLANTS["slow loader"].size < slow.parts["data"]
 
 
 @pytest.mark.slow
-def test_what_is_planted_in_ranks_threads_and_workers(tmp_path):
-    """For how long threads wait for a core depends on the machine."""
+def test_plants_in_ranks_threads_and_workers(tmp_path):
+    """How long threads wait for a core depends on the machine."""
     straggler = find_straggler([rank_means(run_once("straggler", tmp_path).result)])
     assert (straggler.rank, straggler.phase) == (1, "forward")
     assert straggler.longer.value > 0.1 * PLANTS["straggler"].size  # other tests train on the same cores
@@ -213,7 +212,7 @@ def test_what_is_planted_in_ranks_threads_and_workers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.access(planted_causes.GROUPS / "cpu" / "cpu.cfs_quota_us", os.F_OK), reason="no cgroup v1")
-def test_a_quota_is_planted_and_nothing_is_left_of_it(tmp_path):
+def test_a_quota_is_planted_and_removed(tmp_path):
     result = run_once("quota", tmp_path).result
     assert result.environment["cores"] == 1.5 and throttled_share([result]).value > 0
     assert not (planted_causes.GROUPS / "cpu" / "planted").exists()
@@ -223,7 +222,7 @@ def trial(plant, *named, planted=None, found=None):
     return Trial(plant, 1, named, planted, found, found, found)
 
 
-def test_scores_count_what_was_planted_and_what_was_named():
+def test_scores():
     trials = [
         trial("nothing"),
         trial("nothing, two ranks", "forward"),
@@ -238,7 +237,7 @@ def test_scores_count_what_was_planted_and_what_was_named():
     assert planted_causes.scores(trials) == {**counted, "sizes": 4, "sizes_right": 2}
 
 
-def test_causes_are_called_by_their_phase_their_rank_and_their_steps():
+def test_names_of_causes():
     more = Excess("forward", 6.0, 5.0, 7.0)
     forward, steps = Finding("forward"), {"share": 0.5, "milliseconds": 6.0, "period": 2}
     regular, some = (Finding(kind, {"place": forward, **steps}) for kind in ("regular steps", "some steps"))

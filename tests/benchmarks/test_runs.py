@@ -1,4 +1,4 @@
-"""What every benchmark leaves on disk: each run at once, none twice, none that hangs, none of another machine."""
+"""Tests of benchmarks/runs.py: runs are saved at once, resumed, limited in time, and never mixed."""
 
 import json
 import subprocess
@@ -14,33 +14,33 @@ from common.errors import FAILED, SuiteError
 
 @pytest.fixture
 def begin(tmp_path, monkeypatch):
-    """begin("--blocks", "3"): the runs of a benchmark as a call with these flags finds them."""
+    """begin("--blocks", "3") returns the Runs of a new call with these flags."""
 
     def begin(*flags):
         monkeypatch.setattr(sys, "argv", ["some.py", "--output", str(tmp_path / "some.json"), *flags])
-        return runs.Runs(runs.arguments_of("", blocks=4))
+        return runs.Runs(runs.benchmark_parser("", blocks=4).parse_args())
 
     return begin
 
 
 def rivals_of(made, *names):
-    """Rivals that note their calls in `made`, and return a number that no other call returns."""
+    """Return rivals that append their names to `made` and return the number of calls so far."""
     return {name: lambda name=name: made.append(name) or float(len(made)) for name in names}
 
 
-def test_rivals_take_turns_and_the_first_block_warms_up(begin):
+def test_rivals_take_turns_after_a_warm_up_block(begin):
     made = []
     values = begin().interleave(rivals_of(made, *"abc"))
     blocks = [made[start : start + 3] for start in range(0, 15, 3)]
     assert all(sorted(block) == ["a", "b", "c"] for block in blocks) and len({*map(tuple, blocks)}) > 1
     assert [len(own) for own in values.values()] == [4, 4, 4]
-    assert min(min(own) for own in values.values()) > 3  # nothing of the first block
+    assert min(min(own) for own in values.values()) > 3  # the warm-up is discarded
     made.clear()
     begin("--anew").interleave(rivals_of(made, "a"), warm_up=False)
     assert made == ["a"] * 4
 
 
-def test_a_run_is_on_disk_before_the_next_begins_and_is_not_made_again(begin):
+def test_a_run_is_saved_before_the_next_begins_and_never_repeated(begin):
     made, first = [], begin()
 
     def last():
@@ -50,19 +50,19 @@ def test_a_run_is_on_disk_before_the_next_begins_and_is_not_made_again(begin):
     with pytest.raises(KeyboardInterrupt):
         first.each({**rivals_of(made, "a", "b"), "c": last})
     with open(first.file, "a") as file:
-        file.write('\n{"key": "c", "val')  # as if the power went
-    second = begin("--minutes", "5", "--timeout", "7")  # which change no run
+        file.write('\n{"key": "c", "val')  # incomplete, as after a power failure
+    second = begin("--minutes", "5", "--timeout", "7")  # irrelevant flags
     assert second.each(rivals_of(made, "a", "b", "c")) == {"a": 1.0, "b": 2.0, "c": 3.0}
     assert begin().each({"c": made.clear}) == {"c": 3.0} and made == ["a", "b", "c"]
     assert begin("--anew").each(rivals_of(made, "c")) == {"c": 4.0}
 
 
-def test_a_block_that_was_interrupted_is_measured_anew_after_one_that_warms_up(begin):
+def test_an_interrupted_block_is_repeated_after_a_warm_up(begin):
     made, calls = [], []
 
     def stop():
         calls.append(1)
-        if len(calls) == 9:  # the last of the second block
+        if len(calls) == 9:  # the last run of the second block, including the warm-up
             raise KeyboardInterrupt
         return -1.0
 
@@ -74,17 +74,17 @@ def test_a_block_that_was_interrupted_is_measured_anew_after_one_that_warms_up(b
 
 
 @pytest.mark.parametrize("change", ["flags", "machine", "code"])
-def test_runs_of_other_flags_machines_or_code_are_not_mixed(begin, monkeypatch, change):
+def test_runs_with_other_flags_machines_or_code_are_kept_apart(begin, monkeypatch, change):
     first, other = begin(), ("--data-root", "elsewhere") if change == "flags" else ()
     first.each({"a": int})
     if change == "machine":
         monkeypatch.setattr(runs, "describe_environment", lambda: {**first.environment, "torch": "0.1"})
     if change == "code":
-        monkeypatch.setattr(runs, "code", lambda: "another")
+        monkeypatch.setattr(runs, "code_checksum", lambda: "another")
     assert begin(*other).lines == {} and begin(*other).file != first.file and first.file.exists()
 
 
-def test_no_run_begins_that_would_outlast_the_minutes(begin):
+def test_no_run_begins_that_would_exceed_the_minutes(begin):
     first, made = begin("--minutes", "0.001"), []
     assert first.each({"a": lambda: time.sleep(0.07) or 1, **rivals_of(made, "b", "c")}) == {"a": 1}
     assert first.left == 2 and made == []
@@ -93,7 +93,7 @@ def test_no_run_begins_that_would_outlast_the_minutes(begin):
     assert begin("--minutes", "1").each(rivals_of(made, "a", "b", "c")) == {"a": 1, "b": 1.0, "c": 2.0}
 
 
-def test_a_run_that_takes_too_long_is_stopped_with_all_its_processes_and_noted(begin, tmp_path):
+def test_a_run_that_times_out_is_killed_with_all_its_processes_and_saved(begin, tmp_path):
     command = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
 
     def hang():
@@ -111,11 +111,13 @@ def test_a_run_that_takes_too_long_is_stopped_with_all_its_processes_and_noted(b
 
 def call(tmp_path, monkeypatch, measure, *flags):
     monkeypatch.setattr(sys, "argv", ["/somewhere/benchmarks/some.py", "--output", str(tmp_path / "some.json"), *flags])
-    runs.benchmark(runs.arguments_of("", blocks=4), measure, lambda found: f"table of {found['values']}")
+    runs.benchmark(
+        runs.benchmark_parser("", blocks=4).parse_args(), measure, lambda found: f"table of {found['values']}"
+    )
     return json.loads((tmp_path / "some.json").read_text())
 
 
-def test_a_result_and_its_table_tell_their_machine_and_warn_of_other_programs(tmp_path, capsys, monkeypatch):
+def test_results_name_the_machine_and_warn_of_other_programs(tmp_path, capsys, monkeypatch):
     for foreign, warned in ((99.0, "other programs kept 99.0 of"), (0.0, "")):
         monkeypatch.setattr(runs.Runs, "foreign_cores", foreign)
         written = call(tmp_path, monkeypatch, lambda given: {"values": given.each({"a": int})}, "--anew")
@@ -127,10 +129,10 @@ def test_a_result_and_its_table_tell_their_machine_and_warn_of_other_programs(tm
         )
         assert f"torch {machine['torch']}" in said.out and written["foreign_cores"] == foreign and written["left"] == 0
         assert written["command"] == f"python benchmarks/some.py --output {tmp_path}/some.json"
-        assert not [*tmp_path.glob("*.jsonl")]  # nothing is left
+        assert not [*tmp_path.glob("*.jsonl")]
 
 
-def test_what_is_left_and_what_timed_out_is_said(tmp_path, capsys, monkeypatch):
+def test_remaining_and_timed_out_runs_are_reported(tmp_path, capsys, monkeypatch):
     slow = {"a": lambda: time.sleep(0.1) or 1, "b": int}
     written = call(tmp_path, monkeypatch, lambda given: {"values": given.each(slow)}, "--minutes", "0.001")
     assert written["left"] == 1 and "1 run left" in capsys.readouterr().out and [*tmp_path.glob("*.jsonl")]
