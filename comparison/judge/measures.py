@@ -33,7 +33,7 @@ class Resolution:
 
     deviation: the standard deviation of the times of runs, as a share, without the effects of blocks and rows.
     differences: by number of blocks. dependence: the correlation of one block's noise with the next one's, if it is
-    significant: the blocks then tell less than as many independent ones.
+    significant: the blocks then contain less information than independent ones.
     """
 
     deviation: float

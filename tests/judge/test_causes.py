@@ -300,8 +300,11 @@ def test_a_disturbed_row_has_no_causes():
         assert analysis.rows[1].causes == () and not any("DDP" in words for words in verdict(analysis))
 
 
-def test_tables_of_unknown_queueing_and_of_a_row_without_a_baseline(tmp_path):
-    analysis = analyse(report_of(single(), ddp(rank(halves()), rank(halves(), queued=None))))
+def test_tables_show_intervals_and_unknown_values(tmp_path):
+    waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0), queued=None)
+    analysis = analyse(report_of(single(), ddp(waits, works)))
+    steps, _ = account_tables(analysis, "plain")
+    assert "+6.00 ± 0.03" in steps and "+6.00 ± 0.12" in steps  # total and forward
     *_, known, unknown = rank_table(analysis, "plain").splitlines()
     assert (known.split()[-1], unknown.split()[-1]) == ("1.00", "–")
     alone = analyse(report_of(single()))
