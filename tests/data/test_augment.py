@@ -1,4 +1,4 @@
-"""Whole batches are augmented as torchvision augments one image: pixel for pixel, and alike in distribution."""
+"""Augmentation of batches equals torchvision's of single images: pixel for pixel, and in its random distribution."""
 
 import math
 
@@ -22,45 +22,45 @@ def as_pil(image):
 
 
 @pytest.mark.parametrize("crop_padding, pixels, mode", [("zeros", 4, "constant"), ("reflect", 2, "reflect")])
-def test_crop_and_mirror_are_torchvisions_pixel_for_pixel(crop_padding, pixels, mode):
+def test_crop_and_mirror_equal_torchvisions(crop_padding, pixels, mode):
     images, index = random_images(50, 3), torch.randperm(50)
     augmentation = CropAndMirror(images, crop_padding)
     mirrored, top, left = augmentation.draw(1, index)
-    for place, image in enumerate(augmentation.take(index, mirrored, top, left)):
-        padded = functional.pad(as_pil(images[index[place]]), pixels, padding_mode=mode)
-        expected = functional.crop(padded, int(top[place]), int(left[place]), 32, 32)
-        assert np.array_equal(image, functional.hflip(expected) if mirrored[place] else expected)
+    for i, image in enumerate(augmentation.take(index, mirrored, top, left)):
+        padded = functional.pad(as_pil(images[index[i]]), pixels, padding_mode=mode)
+        expected = functional.crop(padded, int(top[i]), int(left[i]), 32, 32)
+        assert np.array_equal(image, functional.hflip(expected) if mirrored[i] else expected)
 
 
-def test_affine_is_torchvisions_pixel_for_pixel():
+def test_affine_equals_torchvisions():
     images, index = random_images(200, 1), torch.arange(200)
     augmentation = Affine(images)
-    # the corners of what can be drawn, and points between them; at exactly 0 degrees Pillow computes another way
-    planted = enumerate(([-10, -3.3, 0.1, 10], [-3, 0, 2, 3], [-3, 0, 3], [0.9, 1, 1.1]))
+    # extreme values and some between them; Pillow treats exactly 0 degrees differently
+    choices = enumerate(([-10, -3.3, 0.1, 10], [-3, 0, 2, 3], [-3, 0, 3], [0.9, 1, 1.1]))
     angle, x, y, scale = (
-        torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double() for seed, values in planted
+        torch.from_numpy(np.random.default_rng(seed).choice(values, 200)).double() for seed, values in choices
     )
     augmented = augmentation.take(index, augmentation.matrix(angle * math.pi / 180, x, y, scale))
-    for of in index:
-        shift = [int(x[of]), int(y[of])]
-        expected = functional.affine(as_pil(images[of]), angle[of].item(), shift, scale[of].item(), [0.0, 0.0])
-        assert np.array_equal(augmented[of].squeeze(2), expected)
+    for i in index:
+        shift = [int(x[i]), int(y[i])]
+        expected = functional.affine(as_pil(images[i]), angle[i].item(), shift, scale[i].item(), [0.0, 0.0])
+        assert np.array_equal(augmented[i].squeeze(2), expected)
 
 
-def test_crops_are_drawn_as_torchvision_draws_them():
+def test_crops_have_torchvisions_distribution():
     count = 4000
     images, index = random_images(count, 3), torch.arange(count)
     mirrored, top, left = CropAndMirror(images).draw(1, index)
     assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.05)
     assert len(CropAndMirror(images, "reflect").draw(1, index)[1].bincount()) == 5
     crop = transforms.RandomCrop(32, padding=4)
-    for drawn, place in ((top, 0), (left, 1)):
-        theirs = torch.tensor([crop.get_params(torch.empty(3, 40, 40), (32, 32))[place] for _ in range(count)])
+    for drawn, edge in ((top, 0), (left, 1)):
+        theirs = torch.tensor([crop.get_params(torch.empty(3, 40, 40), (32, 32))[edge] for _ in range(count)])
         assert (drawn.bincount(minlength=9) - theirs.bincount(minlength=9)).abs().max() < 0.04 * count
         assert len(drawn.bincount()) == 9
 
 
-def test_affine_maps_are_drawn_as_torchvision_draws_them(monkeypatch):
+def test_affine_maps_have_torchvisions_distribution(monkeypatch):
     count, affine, ours = 4000, Affine(random_images(4000, 1)), []
     monkeypatch.setattr(affine, "matrix", lambda angle, *drawn: ours.extend((angle.rad2deg(), *drawn)))
     affine.draw(1, torch.arange(count))
@@ -68,16 +68,16 @@ def test_affine_maps_are_drawn_as_torchvision_draws_them(monkeypatch):
     limits = random.degrees, random.translate, random.scale, None, [28, 28]
     theirs = [(angle, *shift, scale) for angle, shift, scale, _ in (random.get_params(*limits) for _ in range(count))]
     for drawn, values in zip(ours, torch.tensor(theirs, dtype=torch.float64).T, strict=True):
-        within = 0.05 * (values.max() - values.min()).item()
-        for share in (0.0, 0.1, 0.5, 0.9, 1.0):  # quantiles
-            assert drawn.quantile(share).item() == pytest.approx(values.quantile(share).item(), abs=within)
+        tolerance = 0.05 * (values.max() - values.min()).item()
+        for quantile in (0.0, 0.1, 0.5, 0.9, 1.0):
+            assert drawn.quantile(quantile).item() == pytest.approx(values.quantile(quantile).item(), abs=tolerance)
 
 
-def test_numbers_depend_on_key_and_image_alone_and_look_independent():
+def test_random_numbers_depend_only_on_key_and_image_and_are_uncorrelated():
     index, some = torch.arange(20_000), torch.tensor([19_999, 3, 70])
     numbers, others = uniform(-(2**63), index, 4), uniform(2**63 - 1, index, 4)
     assert numbers.min() >= 0 and numbers.max() < 1 and len(numbers.unique()) == 80_000
     assert torch.equal(uniform(-(2**63), some, 4), numbers[:, some])
-    series = torch.cat([numbers, others, numbers.roll(1, 1)])  # beside each other, another key, the next image
+    series = torch.cat([numbers, others, numbers.roll(1, 1)])  # the same image, another key, the next image
     assert (torch.corrcoef(series) - torch.eye(12)).abs().max() < 5 / 20_000**0.5
     assert (numbers.mean(1) - 0.5).abs().max() < 5 * (1 / 12 / 20_000) ** 0.5

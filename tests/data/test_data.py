@@ -1,4 +1,4 @@
-"""Loaders deal out every image once; files are checked before they are used; a download happens once."""
+"""The loaders, the cache of decoded data sets, and the records of the real data sets."""
 
 import os
 from dataclasses import replace
@@ -33,7 +33,7 @@ NORMS = {1: {"mean": (0.1,), "std": (0.5,)}, 3: {"mean": (0.1, 0.2, 0.3), "std":
 
 
 def indices(loader):
-    """Which images a loader gives, batch by batch."""
+    """The indices of the images (modulo 256) in each batch."""
     return [(images[:, 0, 0, 0] * 255).round().int().tolist() for images, _ in loader]
 
 
@@ -44,7 +44,7 @@ def batches(size, rank=0, world_size=1, epoch=1, **values):
 
 @LOADER
 @pytest.mark.parametrize("size, world_size", [(60, 2), (60, 3), (59, 3)])
-def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device_and_others_every_epoch(size, world_size, loader):
+def test_ranks_split_the_batches_of_one_device(size, world_size, loader):
     epochs = []
     for epoch in (1, 2):
         ranks = [batches(size, rank, world_size, epoch, loader=loader) for rank in range(world_size)]
@@ -57,7 +57,7 @@ def test_batch_k_of_all_ranks_together_is_batch_k_of_one_device_and_others_every
     assert epochs[0] != epochs[1]
 
 
-def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
+def test_workers_load_no_images_beyond_max_steps():
     workers = partial(batches, 60, 0, 2, loader="workers")
     assert workers(max_steps=2) == workers()[:2]
     config = make_config(**PLAIN, loader="workers", max_steps=2)
@@ -65,8 +65,8 @@ def test_workers_load_nothing_that_an_epoch_of_max_steps_does_not_ask_for():
 
 
 @pytest.mark.parametrize("images, ranks", [(59, 1), (59, 3), (1001, 2), (2000, 3)])
-def test_every_test_image_is_evaluated_once_in_as_many_batches_on_every_rank(images, ranks):
-    # 501 and 500 images would be two batches and one: ranks that exchange something in each would wait for ever
+def test_every_test_image_is_evaluated_once_in_equally_many_batches_on_every_rank(images, ranks):
+    # With 501 and 500 images, ranks would have two batches and one, and those that communicate in each would hang.
     image_set, config = make_image_set(images), make_config(batch_size=12)
     seen = [indices(make_loaders(image_set, config, CPU, rank, ranks)[1]) for rank in range(ranks)]
     assert len({len(rank) for rank in seen}) == 1
@@ -80,10 +80,9 @@ def test_every_test_image_is_evaluated_once_in_as_many_batches_on_every_rank(ima
         ({"batch_size": 5}, "--batch-size .*found 5 for 2 processes"),
         ({"num_workers": 5}, "--num-workers .*found 5 for 2 processes"),
         ({"crop_padding": "reflect"}, "--crop-padding is for colour images, .*; these are grey; leave"),
-        ({"crop_padding": "reflect", "loader": "resident"}, "these are grey"),
     ],
 )
-def test_what_does_not_fit_the_ranks_or_the_images_is_an_error(values, words):
+def test_settings_that_do_not_fit_the_ranks_or_the_images_are_refused(values, words):
     with pytest.raises(SuiteError, match=words) as caught:
         make_loaders(make_image_set(), make_config(**{"batch_size": 12, **values}), CPU, 0, 2)
     assert caught.value.exit_code == USAGE
@@ -91,7 +90,7 @@ def test_what_does_not_fit_the_ranks_or_the_images_is_an_error(values, words):
 
 @CHANNELS
 @LOADER
-def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epoch_and_for_every_seed(loader, channels):
+def test_augmentation_depends_on_epoch_and_seed_but_not_on_ranks_and_workers(loader, channels):
     image_set = make_image_set(24, channels, random=True)
 
     def images(epoch, rank=0, world_size=1, workers=0, seed=1):
@@ -101,12 +100,12 @@ def test_an_image_is_augmented_alike_in_every_place_and_differently_in_every_epo
 
     assert images(1) == images(1, workers=0 if loader == "resident" else 2) == images(1, 0, 2) | images(1, 1, 2)
     assert len(images(1)) == 24
-    for others in (images(2), images(1, seed=2)):  # now and then one of 162 crops and mirror images is drawn twice
+    for others in (images(2), images(1, seed=2)):  # one of the 162 crops and mirror images may occur twice
         assert len(images(1) & others) < 4
 
 
 @CHANNELS
-def test_a_rank_draws_for_its_own_images_alone_on_its_device_what_one_rank_would(channels):
+def test_a_rank_augments_only_its_own_images_on_its_device(channels):
     image_set, config = make_image_set(60, channels, random=True), make_config(batch_size=12, loader="resident")
 
     def images(device, rank=0, world_size=1):
@@ -121,11 +120,11 @@ def test_a_rank_draws_for_its_own_images_alone_on_its_device_what_one_rank_would
         for rank in (0, 1):
             for batch, expected in zip(images(torch.device("cuda", 0), rank, 2), alone, strict=True):
                 torch.testing.assert_close(batch, expected[rank::2])
-            assert [size for _, target, size in copies if target == "cuda:0"] == [30 * 8]  # which images
+            assert [size for _, target, size in copies if target == "cuda:0"] == [30 * 8]  # the indices
 
 
 @CHANNELS
-def test_resident_batches_are_the_workers_batches_image_by_image(channels):
+def test_both_loaders_give_the_same_batches(channels):
     found = []
     for loader in ("workers", "resident"):
         config = make_config(batch_size=16, augment=False, loader=loader)
@@ -140,13 +139,13 @@ def test_resident_batches_are_the_workers_batches_image_by_image(channels):
 
 @AUGMENTED
 @AUGMENT
-def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, crop_padding, augment):
+def test_batches_of_workers_equal_torchvisions_transforms_bit_for_bit(channels, crop_padding, augment):
     size, image_set = 60, make_image_set(60, channels, random=True, **NORMS[channels])
     config = make_config(augment=augment, crop_padding=crop_padding, loader="workers", batch_size=12, seed=5)
     augmentation = image_transform(image_set.image_shape, augment, crop_padding)
     normalize = transforms.Normalize(image_set.mean, image_set.std)
     transform = transforms.Compose([augmentation, transforms.ToTensor(), normalize])
-    expected, keys = [], [3, 59, 3 * size + 3]  # of the first epoch, and of the fourth
+    expected, keys = [], [3, 59, 3 * size + 3]  # two of the first epoch, one of the fourth
     for key in keys:
         torch.manual_seed(hash((5, key)) % 2**32)
         expected.append(transform(Image.fromarray(image_set.train_images[key % size])))
@@ -156,7 +155,7 @@ def test_a_workers_batch_is_torchvisions_image_by_image_bit_for_bit(channels, cr
     assert torch.equal(images[0], images[2]) != augment
 
 
-def test_workers_give_way_to_the_training():
+def test_workers_are_nice():
     own = os.getpriority(os.PRIO_PROCESS, 0)
     loader, _ = make_loaders(make_image_set(60), make_config(loader="workers", num_workers=2, batch_size=12), CPU)
     iterator = iter(loader)
@@ -166,7 +165,7 @@ def test_workers_give_way_to_the_training():
 
 @AUGMENT
 @AUGMENTED
-def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, crop_padding, augment, monkeypatch):
+def test_a_data_set_larger_than_the_free_memory_is_refused(channels, crop_padding, augment, monkeypatch):
     image_set = make_image_set(60, channels)
     config = make_config(loader="resident", augment=augment, crop_padding=crop_padding)
     images = torch.from_numpy(image_set.train_images).view(60, *image_set.image_shape[1:], channels)
@@ -176,8 +175,8 @@ def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, 
         for value in vars(batch_transform(images, augment, crop_padding)).values()
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8
     }
-    on_the_way = (channels == 3) + 1 if augment else 0  # the images as they came, and the mirrored ones
-    assert needed == sum(held.values()) + on_the_way * images.nbytes
+    temporary = (channels == 3) + 1 if augment else 0  # the original images, and the mirrored ones
+    assert needed == sum(held.values()) + temporary * images.nbytes
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=needed))
     make_loaders(image_set, config, CPU)
     needed -= 1
@@ -186,10 +185,10 @@ def test_a_set_larger_than_the_free_memory_is_refused_with_both_sizes(channels, 
     assert caught.value.exit_code == MACHINE
 
 
-# ---- what is kept on disk; damaged files are in tests/faults/test_bad_data.py
+# ---- the cache; tests/faults/test_bad_data.py tests damaged files
 
 
-def test_train_size_cuts_the_training_images_only(data_root):
+def test_train_size_limits_only_the_training_images(data_root):
     config = {"dataset": "synthetic-mnist", "data_root": str(data_root)}
     image_set = load_image_set(make_config(**config, train_size=100))
     assert len(image_set.train_images) == len(image_set.train_labels) == 100 and len(image_set.test_images) == 2000
@@ -198,7 +197,7 @@ def test_train_size_cuts_the_training_images_only(data_root):
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", "mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
-def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, request, tmp_path, monkeypatch):
+def test_decoded_data_sets_are_cached_until_they_are_damaged(name, request, tmp_path, monkeypatch):
     layout, made = DATASETS[name].layout, []
     makers = data.synthetic.DRAWN if name == "synthetic-mnist" else data.LAYOUTS
     make = makers[layout]
@@ -210,9 +209,9 @@ def test_a_decoded_set_is_found_again_and_made_anew_when_it_is_damaged(name, req
     assert len(made) == 1 and second.classes == first.classes == DATASETS[name].classes
     assert (*first.train_images.shape, 1)[:4] == DATASETS[name].shape
     for part in PARTS:
-        array, kept = getattr(first, part), getattr(second, part)
-        assert np.array_equal(array, kept) and array.dtype == kept.dtype
-        assert array.flags.c_contiguous and kept.flags.writeable
+        array, cached = getattr(first, part), getattr(second, part)
+        assert np.array_equal(array, cached) and array.dtype == cached.dtype
+        assert array.flags.c_contiguous and cached.flags.writeable
     (file,) = (tmp_path / "decoded").glob(f"{name}*-test_images.npy")
     file.write_bytes(file.read_bytes()[:-1])
     assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(made) == 2
@@ -222,7 +221,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    "values, processes, least",  # MiB: 8 times the decoded images of each process
+    "values, processes, least",  # MiB: 8 times the decoded images for each process
     [
         ({"dataset": "mnist"}, 1, 8 * 60_000 * 28 * 28 / MIB),
         ({"dataset": "cifar10"}, 3, 3 * 8 * 50_000 * 3072 / MIB),
@@ -231,7 +230,7 @@ MIB = 2**20
         ({"dataset": "folder:images", "image_size": 128}, 1, 3 * 8 * 3 * 128 * 128 / MIB),
     ],
 )
-def test_images_are_resident_where_they_fit_with_room_for_all_processes(values, processes, least, monkeypatch):
+def test_the_default_loader_is_resident_if_the_images_fit(values, processes, least, monkeypatch):
     monkeypatch.setattr(fitting, "count_training_images", lambda root: 3)
     config = make_config(**values)
     found = [default_loader(config, processes, free * MIB) for free in (least, 0.99 * least)]
@@ -244,13 +243,13 @@ MNISTS = {"mnist": datasets.MNIST, "fashion-mnist": datasets.FashionMNIST}
 
 
 @pytest.mark.parametrize("name", ["cifar10", *MNISTS])
-def test_what_is_known_of_the_real_data_sets_is_true(name, real_data):
+def test_records_of_real_data_sets_match_torchvisions_and_the_data(name, real_data):
     known, places = DATASETS[name], [f"{place}/" for place in DATASETS[name].places]
     archives, members = [(archive.name, archive.md5) for archive in known.archives], known.files.items()
     if theirs := MNISTS.get(name):
         assert (archives, places, known.classes) == (theirs.resources, theirs.mirrors, tuple(theirs.classes))
     else:
-        theirs = datasets.CIFAR10(real_data)
+        theirs = datasets.CIFAR10(real_data, train=False)
         assert (archives, known.classes) == ([(theirs.filename, theirs.tgz_md5)], tuple(theirs.classes))
         assert {file.split("/")[1]: md5 for file, md5 in members} == dict(theirs.train_list + theirs.test_list)
         assert places[0] + theirs.filename == theirs.url

@@ -1,4 +1,4 @@
-"""The synthetic data sets: layout, determinism, held-out test sets, and how hard they are."""
+"""The synthetic data sets: layout, determinism, difference of training and test set, and difficulty."""
 
 import colorsys
 from pathlib import Path
@@ -32,7 +32,7 @@ def masters():
 
 
 def nearest_class_mean(train, train_labels, test, test_labels) -> float:
-    """Accuracy of the simplest classifier: the class whose mean lies nearest."""
+    """Accuracy of a nearest-class-mean classifier."""
     train, test = (part.reshape(len(part), -1).astype(float) for part in (train, test))
     means = np.stack([train[train_labels == label].mean(axis=0) for label in range(10)])
     distances = ((test[:, None] - means) ** 2).sum(axis=2)
@@ -40,7 +40,7 @@ def nearest_class_mean(train, train_labels, test, test_labels) -> float:
 
 
 @pytest.mark.parametrize("kind, shape", [("digits", (28, 28)), ("shapes", (32, 32, 3))])
-def test_sets_are_of_their_twins_layout_balanced_shuffled_and_varied(kind, shape, request):
+def test_data_sets_are_balanced_shuffled_and_varied(kind, shape, request):
     images, labels, test_images, test_labels = request.getfixturevalue(kind)
     assert images.shape == (2000, *shape) and test_images.shape == (500, *shape)
     assert images.dtype == test_images.dtype == np.uint8 and labels.dtype == test_labels.dtype == np.int64
@@ -51,29 +51,29 @@ def test_sets_are_of_their_twins_layout_balanced_shuffled_and_varied(kind, shape
 
 
 @pytest.mark.parametrize("make", [synthetic_mnist, synthetic_cifar10])
-def test_a_seed_fixes_every_byte_and_the_test_set_does_not_depend_on_the_training_size(make):
+def test_data_depends_on_the_seed_and_the_test_set_not_on_the_training_size(make):
     drawn, same, other, longer = (make(*sizes) for sizes in ((30, 20, 3), (30, 20, 3), (30, 20, 4), (40, 20, 3)))
     assert all((first == second).all() for first, second in zip(drawn, same, strict=True))
     assert all((first != second).any() for first, second in zip(drawn, other, strict=True))
     assert all((first == second).all() for first, second in zip(drawn[2:], longer[2:], strict=True))
 
 
-# ---- held out
+# ---- training and test set
 
 
 def families(fonts) -> set[str]:
-    """Type families as the font files name themselves; Computer Modern is one, whatever the cut."""
+    """Names of the font families, with all of Computer Modern as one."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     names = {ImageFont.truetype(str(folder / f"{font}.ttf")).getname()[0] for font in fonts}
     return {"Computer Modern" if name.lower().startswith("cm") else name for name in names}
 
 
-def test_no_type_family_is_in_both_sets():
+def test_no_font_family_is_in_both_sets():
     assert families(TEST_FONTS) == {"Computer Modern"}
     assert len(families(TRAIN_FONTS)) >= 3 and not families(TRAIN_FONTS) & families(TEST_FONTS)
 
 
-def test_every_font_draws_centred_digits_of_its_own_that_look_like_those_of_the_others(masters):
+def test_every_font_has_its_own_centred_digits_that_resemble_the_others(masters):
     assert len({glyph.tobytes() for font in masters for glyph in font}) == 10 * len(masters)
     classes = np.arange(10)
     for index, font in enumerate(FONTS):
@@ -93,7 +93,7 @@ def test_every_font_is_used():
     assert 0.15 < np.mean(images.mean(axis=(1, 2)) > 0.25) < 0.35
 
 
-def test_each_split_is_drawn_from_its_own_fonts_or_look(masters, monkeypatch):
+def test_each_split_uses_its_own_fonts_or_look(masters, monkeypatch):
     seen = []
     for draw in ("_draw_digits", "_draw_shapes"):
         monkeypatch.setattr(synthetic, draw, lambda labels, source, rng: [seen.append(source) or np.zeros((2, 2))])
@@ -103,18 +103,18 @@ def test_each_split_is_drawn_from_its_own_fonts_or_look(masters, monkeypatch):
     assert len(seen[0]) == len(TRAIN_FONTS) and seen[2:] == [TRAIN_LOOK, TEST_LOOK]
 
 
-def test_the_looks_and_the_hues_seen_in_the_images_are_disjoint(shapes):
+def test_looks_are_disjoint_and_so_are_hues_in_the_images(shapes):
     for train, test in zip(TRAIN_LOOK, TEST_LOOK, strict=True):
         assert train[0] < train[1] < test[0] < test[1]
     for images, labels, own, other in ((*shapes[:2], TRAIN_LOOK, TEST_LOOK), (*shapes[2:], TEST_LOOK, TRAIN_LOOK)):
-        # The middle of the image is always inside a disc; noise shifts a hue a little.
+        # The centre of the image is always inside a disc. Noise shifts the hue a little.
         colours = images[labels == SHAPES.index("disc"), 14:18, 14:18].mean(axis=(1, 2)) / 255
         hues = np.array([colorsys.rgb_to_hsv(*colour)[0] % (1 / 3) for colour in colours])
         shares = [np.mean((hues > look.hue[0]) & (hues < look.hue[1])) for look in (own, other)]
         assert shares[0] > 0.8 and shares[1] < 0.1
 
 
-# ---- what the classes depend on
+# ---- classes
 
 
 def test_a_mirrored_shape_stays_in_its_class():
@@ -125,7 +125,7 @@ def test_a_mirrored_shape_stays_in_its_class():
         np.testing.assert_allclose(mean, mean[:, ::-1], atol=0.05, err_msg=name)
 
 
-def test_pixels_give_the_class_away_only_in_part_and_colours_not_at_all(digits, shapes):
+def test_pixels_predict_the_class_in_part_and_colours_do_not(digits, shapes):
     assert 0.2 < nearest_class_mean(*digits) < 0.9 and 0.2 < nearest_class_mean(*shapes) < 0.9
     colours = [images.mean(axis=(1, 2)) for images in shapes[::2]]
     assert nearest_class_mean(colours[0], shapes[1], colours[1], shapes[3]) < 0.2

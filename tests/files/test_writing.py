@@ -1,14 +1,13 @@
-"""Files are replaced whole, and a wait for another process is told."""
+"""Atomic replacement of files, and the lock on the data directory."""
 
 import errno
+import fcntl
 import os
 import shutil
 import sys
 import threading
-import time
 
 import pytest
-from filelock import FileLock
 
 from common.data import archives
 from common.files.writing import replacing, write_json
@@ -33,7 +32,7 @@ def test_wherever_a_program_is_ended_a_file_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize("hidden", [False, True])
-def test_who_cannot_write_names_the_file_and_leaves_the_old_one(hidden, tmp_path):
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(hidden, tmp_path):
     file = tmp_path / "weights.pt"
     write_json({}, file)
     with pytest.raises((OSError, RuntimeError)) as raised, replacing(file):
@@ -47,20 +46,12 @@ def test_who_cannot_write_names_the_file_and_leaves_the_old_one(hidden, tmp_path
     assert [*tmp_path.iterdir()] == [file] and file.read_text() == "{}"
 
 
-def test_a_wait_for_the_data_is_told(tmp_path, monkeypatch, capsys):
+def test_waiting_for_another_process_prints_a_message(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(archives, "PATIENCE", 0.05)
-    held = threading.Event()
-
-    def hold():
-        with FileLock(tmp_path / ".lock"):
-            held.set()
-            time.sleep(0.5)
-
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait()
+    other = open(tmp_path / ".lock", "w")  # noqa: SIM115 - closed by the timer
+    fcntl.flock(other, fcntl.LOCK_EX)
+    threading.Timer(0.2, other.close).start()
     with archives.only_one_process(tmp_path):
         assert str(tmp_path) in capsys.readouterr().err
-    other.join()
     with archives.only_one_process(tmp_path):
         assert capsys.readouterr().err == ""

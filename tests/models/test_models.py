@@ -1,3 +1,5 @@
+"""The networks, cutting them into stages, and computing batches in parts."""
+
 import itertools
 import time
 
@@ -20,7 +22,7 @@ GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 
 
 @pytest.mark.parametrize("name, shape", [*itertools.product(MODELS, (GREY, COLOUR))])
-def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
+def test_every_model_fits_every_image_shape_and_can_be_cut_anywhere(name, shape):
     model, images = build_network(name, shape, seed=0).eval(), torch.randn(2, *shape)
     logits = model(images)
     assert logits.shape == (2, 10)
@@ -29,35 +31,33 @@ def test_every_model_fits_every_data_set_and_can_be_cut_anywhere(name, shape):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_config_and_its_images_say_all_of_a_network(channels):
+def test_build_model_uses_the_config_and_the_images(channels):
     images, config = make_image_set(10, channels), make_config(model="vgg", seed=7, precision="fp64")
-    ours, same, other = (
-        build_model(config, images),
-        *(build_network("vgg", images.image_shape, seed, "fp64", 10) for seed in (7, 8)),
-    )
+    model = build_model(config, images)
+    same, other = (build_network("vgg", images.image_shape, seed, "fp64", 10) for seed in (7, 8))
     state = same.state_dict()
-    assert all(torch.equal(weight, state[name]) for name, weight in ours.state_dict().items())
-    assert not torch.equal(ours.head[-1].weight, other.head[-1].weight)
-    assert ours.precision == "fp64" and BUILDERS.keys() == set(MODELS)
+    assert all(torch.equal(weight, state[name]) for name, weight in model.state_dict().items())
+    assert not torch.equal(model.head[-1].weight, other.head[-1].weight)
+    assert model.precision == "fp64" and BUILDERS.keys() == set(MODELS)
 
 
 @pytest.mark.parametrize("name, widths", [("airbench", (64, 128, 256)), ("airbench-wide", (128, 384, 384))])
-def test_airbench_comes_in_two_widths(name, widths):
+def test_airbench_has_two_widths(name, widths):
     convolutions = [layer for layer in build_network(name, COLOUR, 0).modules() if isinstance(layer, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [24, *(width for width in widths for _ in range(2))]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_airbench_begins_with_a_cosine_transform_both_ways_that_is_not_trained(channels):
+def test_airbench_begins_with_a_fixed_cosine_transform_and_its_negative(channels):
     weights = build_network("airbench", (channels, 32, 32), 0).stem[0].weight
     rows, negative = weights.flatten(1).chunk(2)
     torch.testing.assert_close(rows @ rows.T, torch.eye(4 * channels), atol=1e-6, rtol=0)
     assert torch.equal(negative, -rows) and not weights.requires_grad
-    sums = rows.sum(1)  # the first is a mean, and all others are differences
+    sums = rows.sum(1)  # the first row is a mean, all others are differences
     assert sums[0] > 1 and sums[1:].abs().max() < 1e-6
 
 
-def test_the_vgg_stays_small():
+def test_vgg_needs_less_than_80_mflop():
     with FlopCounterMode(display=False) as flop:
         build_network("vgg", COLOUR, 0)(torch.randn(1, *COLOUR))
     assert 70e6 < flop.get_total_flops() <= 80e6
@@ -73,7 +73,7 @@ class Sleep(nn.Module):
         return images
 
 
-def test_the_split_balances_measured_time_and_leaves_batch_norm_alone():
+def test_measured_block_times_balance_the_cut_without_updating_batch_norm():
     model = nn.Sequential(Sleep(0.01), Sleep(0.01), Sleep(0.08), Sleep(0.01), Sleep(0.09), nn.BatchNorm2d(1))
     assert balanced_cut(block_seconds(model, torch.randn(2, 1, 2, 2), repeats=2), 2) == [3]
     assert model.training and not model[-1].running_mean.any()
@@ -83,15 +83,15 @@ def test_the_split_balances_measured_time_and_leaves_batch_norm_alone():
     "times, cut",
     [
         *(([1.0, 1.0, 8.0, 1.0, 9.0], cut) for cut in ([], [3], [2, 4], [1, 2, 4], [1, 2, 3, 4])),
-        ([1.0] * 96, [12, 24, 36, 48, 60, 72, 84]),  # at once
+        ([1.0] * 96, [12, 24, 36, 48, 60, 72, 84]),  # would take forever without a cache
     ],
 )
-def test_the_slowest_stage_is_as_fast_as_it_can_be(times, cut):
+def test_a_cut_minimizes_the_time_of_the_slowest_stage(times, cut):
     assert balanced_cut(times, len(cut) + 1) == cut
 
 
 @pytest.mark.parametrize("block", ["conv1", "nothing"])
-def test_a_split_needs_blocks_on_both_sides(block):
+def test_a_cut_needs_blocks_on_both_sides(block):
     with pytest.raises(SuiteError, match="choose from conv2, full1, full2, head"):
         split_index(build_network("lenet", GREY, 0), block)
 
@@ -105,7 +105,7 @@ def replicas(model, parts):
 
 
 @pytest.mark.parametrize("wrap, parts", [*itertools.product((two_stages, replicas), (1, 3, 4))])
-def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
+def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole_batch(wrap, parts):
     images, labels = torch.randn(10, *GREY), torch.arange(10)  # 10 divides neither by 3 nor by 4
     gradients = []
     for wrapped in (False, True):
@@ -118,8 +118,8 @@ def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole(wrap, parts):
         torch.testing.assert_close(in_parts, whole, atol=1e-6, rtol=1e-4)
 
 
-def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
-    meta = torch.device("meta")  # a device without numbers: only placement counts
+def test_two_stages_are_on_their_devices_and_each_part_moves_once():
+    meta = torch.device("meta")  # computes only shapes
     model = build_network("lenet", GREY, 0)
     stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
     assert {weight.device for weight in stages.stage0.parameters()} == {CPU}
@@ -130,22 +130,22 @@ def test_two_stages_lie_on_their_devices_and_each_part_moves_once():
     assert seen == [(meta, (4, 800))] * 2
 
 
-@pytest.mark.parametrize("wrap, names", [(replicas, "scatter replicate gather"), (two_stages, "stage 0,stage 1")])
-def test_what_a_method_measures_of_itself_is_that_of_training_batches(wrap, names):
+@pytest.mark.parametrize("wrap, names", [(replicas, "scatter,replicate,gather"), (two_stages, "stage 0,stage 1")])
+def test_methods_time_only_training_batches(wrap, names):
     module, images = wrap(build_network("lenet", GREY, 0), 2), torch.randn(4, *GREY)
     for _ in range(SAMPLE_FIRST):
         module(images)
-    assert module.timers.milliseconds() is None  # too short to be sampled
+    assert module.timers.milliseconds() is None  # sampling starts later
     module(images)
     milliseconds = module.timers.milliseconds()
-    assert set(milliseconds) == set(names.split("," if "," in names else " "))
+    assert set(milliseconds) == set(names.split(","))
     assert all(value > 0 for value in milliseconds.values())
     for _ in range(2 * SAMPLE_FIRST):
         module.eval()(images)
     assert module.timers.milliseconds() == milliseconds
 
 
-def test_simulated_replicas_keep_the_first_ones_statistics():
+def test_simulated_replicas_keep_the_statistics_of_the_first():
     model, alone, images = build_network("vgg", COLOUR, 0), build_network("vgg", COLOUR, 0), torch.randn(8, *COLOUR)
     replicas(model, 2)(images)
     alone(images[:4])
