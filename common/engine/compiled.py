@@ -20,13 +20,9 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
     """
     if config.compile and config.cuda_graph:
         raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
-    conflict = ""
-    if config.recompute and (config.compile or config.cuda_graph):
-        conflict = "--recompute"
-    elif config.accumulate > 1 and config.cuda_graph:
-        conflict = "--accumulate"
-    if conflict:
-        what = f"{conflict} does not go with --compile or --cuda-graph"
+    rewritten = config.compile or config.cuda_graph
+    if (config.recompute and rewritten) or (config.accumulate > 1 and config.cuda_graph):
+        what = f"--{'recompute' if config.recompute else 'accumulate'} does not go with --compile or --cuda-graph"
         raise SuiteError(what, "found both", "leave one out", USAGE)
     if config.compile:
         _compile(context)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from common.engine.place import ParallelContext
-from common.engine.shares import Evaluation, Training, merge, once_each, series_of
+from common.engine.shares import Evaluation, Training, merge, one_per_share, series_of
 from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
@@ -85,7 +85,7 @@ def train_one_epoch(
         start=start,
         series=series_of(timer.phases()),
     )
-    return training.after(partial_epoch) if partial_epoch else training
+    return training.with_earlier_part(partial_epoch) if partial_epoch else training
 
 
 def _skip_batches(loader, steps):
@@ -167,7 +167,7 @@ def fit(
             evaluations = place.gather(evaluate(context, test_loader))
             records.append(merge(epoch, trainings, evaluations))
             after_epoch(records)
-    return records, once_each(evaluations or place.gather(evaluate(context, test_loader)))
+    return records, one_per_share(evaluations or place.gather(evaluate(context, test_loader)))
 
 
 def is_finite(record: EpochRecord) -> bool:

@@ -39,7 +39,7 @@ class Training:
     start: float | None = None
     series: Series = ()
 
-    def after(self, earlier: "Training") -> "Training":
+    def with_earlier_part(self, earlier: "Training") -> "Training":
         """Add the times of an earlier run's part of this epoch. The sums over images already include it."""
         phases, before = self.phase_milliseconds, earlier.phase_milliseconds
         return replace(
@@ -89,7 +89,7 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
     )
     slowest = max(trainings, key=lambda part: part.seconds)
     start, evaluate_seconds = trainings[0].start, max((part.seconds for part in evaluations), default=math.nan)
-    trainings, evaluations = once_each(trainings), once_each(evaluations)
+    trainings, evaluations = one_per_share(trainings), one_per_share(evaluations)
     samples = sum(part.samples for part in trainings)
     tested = sum(sum(part.counts) for part in evaluations) or math.nan
     return EpochRecord(
@@ -113,7 +113,7 @@ def _phases(part):
     return times if None in (times.transfer, times.forward, times.backward) else replace(times, rest=None)
 
 
-def once_each(parts: list) -> list:
+def one_per_share(parts: list) -> list:
     """Return one Training or Evaluation per share of the data: that of the last rank with the share."""
     return list({part.data_rank: part for part in parts}.values())
 

@@ -21,12 +21,9 @@ PHASE = "phase"  # category of the events for phases; all others come from the p
 
 @dataclass(frozen=True)
 class RankTrace:
-    """One rank's events in Chrome's format, with "ts" and "dur" in microseconds.
+    """One rank's events in Chrome's format, with "ts" and "dur" in microseconds."""
 
-    base: the time of "ts" 0, in nanoseconds since the Unix epoch.
-    """
-
-    base: int
+    base: int  # the time of "ts" 0, in nanoseconds since the Unix epoch
     events: list[dict]
 
 

@@ -26,8 +26,6 @@ def sample_count(batch):
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
-    if isinstance(batch, str):
-        return 0
     parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
     return next((count for count in map(sample_count, parts) if count), 0)
 

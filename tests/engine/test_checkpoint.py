@@ -31,7 +31,7 @@ from tests.fixtures import (
 def train(data_root, tmp_path):
     """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
     defaults = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "figure_dir": str(tmp_path), "quiet": True}
-    defaults |= {"train_size": 96, "batch_size": 48, "model": "vgg", "lr_milestones": (1, 3)}
+    defaults |= {"train_size": 64, "batch_size": 32, "model": "strided", "lr_milestones": (1, 3)}
 
     def train(name, **values):
         files = {"output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt")}

@@ -33,11 +33,20 @@ def test_all_networks_are_compiled_unless_the_method_copies_them(monkeypatch):
     assert caught.value.exit_code == USAGE and len(compiled) == 2
 
 
-def test_a_step_with_an_exchange_is_not_recorded():
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ({"cuda_graph": True}, "--cuda-graph does not go with fsdp"),
+        ({"recompute": True, "compile": True}, "--recompute does not go with --compile or --cuda-graph"),
+        ({"recompute": True, "cuda_graph": True}, "--recompute does not go with --compile or --cuda-graph"),
+        ({"accumulate": 2, "cuda_graph": True}, "--accumulate does not go with --compile or --cuda-graph"),
+    ],
+)
+def test_steps_with_an_exchange_or_several_passes_are_refused(flags, message):
     sharded = build_network("lenet", SHAPE, 0)
     sharded.__class__ = type("FSDPNetwork", (Network,), {})  # as fully_shard() does
-    with pytest.raises(SuiteError, match="--cuda-graph does not go with fsdp") as caught:
-        replace_network(make_context(sharded, method="fsdp"), (2, *SHAPE), make_config(cuda_graph=True))
+    with pytest.raises(SuiteError, match=message) as caught:
+        replace_network(make_context(sharded, method="fsdp"), (2, *SHAPE), make_config(**flags))
     assert caught.value.exit_code == USAGE
 
 
@@ -58,16 +67,6 @@ def test_a_failed_recording_is_explained_unless_memory_ran_out(error, kind, line
         model = build_network("lenet", SHAPE, 0).to(device)
         with pytest.raises(kind, match=line):
             replace_network(make_context(model, devices=(device,)), (2, *SHAPE), make_config(cuda_graph=True))
-
-
-@pytest.mark.parametrize(
-    "flag, other", [("recompute", "compile"), ("recompute", "cuda_graph"), ("accumulate", "cuda_graph")]
-)
-def test_several_passes_per_step_exclude_compiling_and_recording(flag, other):
-    config = make_config(**{flag: 2 if flag == "accumulate" else True, other: True})
-    with pytest.raises(SuiteError, match=f"--{flag} does not go with --compile or --cuda-graph") as caught:
-        replace_network(make_context(build_network("lenet", SHAPE, 0)), (2, *SHAPE), config)
-    assert caught.value.exit_code == USAGE
 
 
 @pytest.mark.slow

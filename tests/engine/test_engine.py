@@ -46,11 +46,11 @@ def linear():
     return nn.Sequential(nn.Flatten(), nn.Linear(3, 10))
 
 
-def train(model, loader, train_step=None, begun=None, **values):
+def train(model, loader, train_step=None, partial_epoch=None, **values):
     """Train one epoch by plain gradient descent with a learning rate of 0.1."""
     optimizer, config = torch.optim.SGD(model.parameters(), 0.1), make_config(**values)
     schedule, step = build_schedule(optimizer, config, 5), train_step or make_step(model, config)
-    return train_one_epoch(make_context(model), step, optimizer, schedule, loader, config, begun)
+    return train_one_epoch(make_context(model), step, optimizer, schedule, loader, config, partial_epoch)
 
 
 def test_phases_add_up_to_the_epoch_and_loading_counts_as_data():
@@ -136,15 +136,15 @@ def test_a_resumed_epoch_has_the_times_of_both_parts_and_no_start():
     part = train(linear(), SlowLoader(0.01))
     assert before <= part.start and part.start + part.seconds <= time.monotonic()
     assert merge(1, [part, replace(part, start=5.0)], [EVALUATION]).start == part.start
-    begun = Training(0, 100.0, 7.0, 12, 3, {"data": 1e6, "exchange": 5.0}, 50.0, 40.0, 30.0)
-    whole = train(linear(), [FOUR] * 5, begun=begun)
+    partial_epoch = Training(0, 100.0, 7.0, 12, 3, {"data": 1e6, "exchange": 5.0}, 50.0, 40.0, 30.0)
+    whole = train(linear(), [FOUR] * 5, partial_epoch=partial_epoch)
     assert merge(1, [whole], [EVALUATION]).start is None
     assert (whole.steps, whole.samples) == (5, 20) and whole.loss_sum > 7 and 100 < whole.seconds < 101
     assert 1e6 < whole.phase_milliseconds["data"] < 1e6 + 1000 and whole.phase_milliseconds["exchange"] == 5.0
     assert 50 < whole.cpu_seconds < 60 and (whole.queue_seconds is None or 40 <= whole.queue_seconds < 50)
-    unknown = replace(part, queue_seconds=None, throttled_seconds=None).after(begun)
+    unknown = replace(part, queue_seconds=None, throttled_seconds=None).with_earlier_part(partial_epoch)
     assert unknown.queue_seconds is unknown.throttled_seconds is None
-    assert replace(part, throttled_seconds=2.0).after(begun).throttled_seconds == 32.0
+    assert replace(part, throttled_seconds=2.0).with_earlier_part(partial_epoch).throttled_seconds == 32.0
 
 
 def test_a_phase_without_marks_is_unknown():

@@ -41,7 +41,7 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(parts, sizes):
     expected = F.cross_entropy(model(images), labels)
     gradients = torch.autograd.grad(expected, [*model.parameters()])
     counts.clear()
-    for _ in range(2):  # the second round starts with the gradients of the first
+    for _ in range(2):  # also after a step and zero_grad()
         model.zero_grad()
         loss = accumulate_gradients(train_step, model, parts)(images, labels, lambda phase: counts.update([phase]))
         torch.testing.assert_close(loss.detach(), expected.detach(), rtol=0, atol=1e-14)

@@ -126,11 +126,17 @@ def test_a_script_that_starts_another_training_is_only_observed_there(tmp_path, 
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 3
 
 
-def test_a_script_may_run_in_another_environment(tmp_path, one_slice):
+def test_a_script_keeps_its_own_environment_and_sitecustomize(tmp_path, one_slice, monkeypatch):
     venv.create(tmp_path / "other", with_pip=False, symlinks=True)
     (packages,) = (tmp_path / "other" / "lib").glob("python*/site-packages")
     (packages / "torch.pth").write_text(os.path.dirname(os.path.dirname(torch.__file__)))
-    outcome = train("plain", tmp_path, tmp_path / "other" / "bin" / "python")
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'was here'\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"import os, runpy\nassert os.environ['OWN_SITE']\nrunpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    outcome = train("plain", tmp_path, tmp_path / "other" / "bin" / "python", script=script)
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 6
 
 
@@ -177,16 +183,6 @@ def test_running_out_of_memory_is_a_result(tmp_path):
     script = tmp_path / "greedy.py"
     script.write_text("raise MemoryError('so much')")
     assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
-
-
-def test_a_script_keeps_its_own_sitecustomize(tmp_path, one_slice, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'was here'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    script = tmp_path / "train.py"
-    script.write_text(
-        f"import os, runpy\nassert os.environ['OWN_SITE']\nrunpy.run_path({str(TRAIN)!r}, run_name='__main__')"
-    )
-    assert train("plain", tmp_path, script=script).status == "ok"
 
 
 def test_scripts_take_turns_and_leave_nothing_behind(tmp_path, monkeypatch):
