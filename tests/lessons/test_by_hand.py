@@ -1,10 +1,9 @@
-"""Each lesson is short, says how it is run, and ends with the weights of data_parallel_train.py, or close to them."""
+"""Each lesson is short, documents its command, and trains to the weights of data_parallel_train.py."""
 
 import ast
 import os
 import re
 import runpy
-import shlex
 import subprocess
 import sys
 from functools import cache
@@ -14,12 +13,12 @@ import torch
 
 from tests.fixtures import PROJECT, child_environment
 
-NONE = ("__init__", "tiny", "tasks", "grade")
-LESSONS = sorted(file.stem for file in (PROJECT / "lessons").glob("*.py") if file.stem not in NONE)
-ALONE = ("accumulate", "checkpointing", "data_parallel", "mixed_precision")
+NOT_LESSONS = ("__init__", "tiny", "tasks", "grade")
+LESSONS = sorted(file.stem for file in (PROJECT / "lessons").glob("*.py") if file.stem not in NOT_LESSONS)
+ONE_PROCESS = ("accumulate", "checkpointing", "data_parallel", "mixed_precision")
 MLP = ("ddp_buckets", "tensor_parallel")
 TWO_RANKS = ("--standalone", "--nproc_per_node=2")
-EQUAL = 1e-6  # the largest difference of any weight, of sums that are added up in another order
+EQUAL = 1e-6  # tolerance per weight: sums are added up in another order
 
 
 @cache
@@ -33,10 +32,10 @@ def test_a_lesson_is_short_and_has_one_import_of_the_suite(lesson):
     assert len(text.splitlines()) <= 60
     imported = [node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
     assert [name for name in imported if name.split(".")[0] not in ("torch", "functools")] == ["lessons.tiny"]
-    command = "python -m" if lesson in ALONE else "torchrun --standalone --nproc_per_node=2 -m"
+    command = "python -m" if lesson in ONE_PROCESS else "torchrun --standalone --nproc_per_node=2 -m"
     assert f"\n    {command} lessons.{lesson}" in ast.get_docstring(ast.parse(text), clean=False)
     ending = re.findall(r"^#.*$", text, re.MULTILINE)[-3:]
-    assert re.search(r"\w+(_train|_parallel)\.py|--\w+|no script", " ".join(ending)), "it names no script"
+    assert re.search(r"\w+(_train|_parallel)\.py|--\w+|no script", " ".join(ending)), "names no script"
 
 
 def run(directory, *command):
@@ -48,20 +47,18 @@ def run(directory, *command):
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """Where all lessons of this file run, and so share their data."""
+    """The working directory of all lessons, so that they share their data."""
     return tmp_path_factory.mktemp("lessons")
 
 
 @pytest.fixture(scope="module")
 def reference(directory):
-    """The weights that the command in tiny.py's docstring leaves, with that network: called once for each."""
+    """reference(model): the weights after the command in tiny.py's docstring, which runs once per model."""
 
     @cache
     def weights(model):
-        typed = " ".join(
-            re.search(r"python (data_parallel_train\.py [^`]*?--save weights\.pth)", source_of("tiny"))[1].split()
-        )
-        script, *flags = shlex.split(typed.replace("\\", "").replace("lenet", model))
+        command = re.search(r"python (data_parallel_train\.py [^`]*?--save weights\.pth)", source_of("tiny"))[1]
+        script, *flags = command.replace("\\", "").replace("lenet", model).split()
         run(directory, PROJECT / script, *flags, "--device", "cpu", "--threads", "1", "--quiet", "--no-curves")
         return torch.load(directory / "weights.pth", weights_only=True)
 
@@ -75,30 +72,32 @@ def distance(lesson, weights, reference):
 
 
 @pytest.fixture(scope="module")
-def together(directory):
-    """What two ranks print that run every lesson for ranks, one after the other; the weights are in LESSON.pth."""
-    lessons = [lesson for lesson in LESSONS if lesson not in ALONE]
+def output_of_ranks(directory):
+    """The output of two ranks that run all lessons for ranks, one after the other, and write LESSON.pth."""
+    lessons = [lesson for lesson in LESSONS if lesson not in ONE_PROCESS]
     return run(directory, "-m", "torch.distributed.run", *TWO_RANKS, "-m", "tests.lessons.all_of_them", *lessons)
 
 
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in (*ALONE, "collectives")])
-def test_a_lesson_ends_with_the_weights_of_one_device(lesson, directory, reference, together):
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in (*ONE_PROCESS, "collectives")])
+def test_a_lesson_ends_with_the_weights_of_one_device(lesson, directory, reference, output_of_ranks):
     assert distance(lesson, torch.load(directory / f"{lesson}.pth", weights_only=True), reference) <= EQUAL
 
 
-@pytest.mark.parametrize("lesson", [lesson for lesson in ALONE if lesson != "mixed_precision"])
-def test_a_lesson_of_one_process_does_too(lesson, directory, reference, monkeypatch, tmp_path):
+@pytest.mark.parametrize("lesson", [lesson for lesson in ONE_PROCESS if lesson != "mixed_precision"])
+def test_a_lesson_of_one_process_ends_with_the_weights_of_one_device(
+    lesson, directory, reference, monkeypatch, tmp_path
+):
     run_here(lesson, directory, monkeypatch, file := tmp_path / "weights.pth")
     assert distance(lesson, torch.load(file, weights_only=True), reference) <= EQUAL
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in ALONE])
-def test_its_command_ends_as_it_does_among_the_others(lesson, directory, together, tmp_path):
+@pytest.mark.parametrize("lesson", [lesson for lesson in LESSONS if lesson not in ONE_PROCESS])
+def test_the_documented_command_gives_the_same_weights(lesson, directory, output_of_ranks, tmp_path):
     run(directory, "-m", "torch.distributed.run", *TWO_RANKS, "-m", f"lessons.{lesson}", file := tmp_path / "weights")
     if lesson != "collectives":
-        alone, among = (torch.load(path, weights_only=True) for path in (file, directory / f"{lesson}.pth"))
-        torch.testing.assert_close(alone, among, rtol=0, atol=EQUAL)
+        alone, shared = (torch.load(path, weights_only=True) for path in (file, directory / f"{lesson}.pth"))
+        torch.testing.assert_close(alone, shared, rtol=0, atol=EQUAL)
 
 
 def run_here(lesson, directory, monkeypatch, *arguments):
@@ -110,16 +109,18 @@ def run_here(lesson, directory, monkeypatch, *arguments):
 
 
 @pytest.mark.parametrize("precision, least, most", [("bf16", 1e-5, 2e-3), ("fp16", 1e-6, 3e-4)])
-def test_half_precision_differs_by_its_rounding(precision, least, most, directory, reference, monkeypatch, tmp_path):
+def test_half_precision_differs_by_the_documented_rounding(
+    precision, least, most, directory, reference, monkeypatch, tmp_path
+):
     file = tmp_path / "weights.pth"
     run_here("mixed_precision", directory, monkeypatch, file, precision)
     assert least < distance("mixed_precision", torch.load(file, weights_only=True), reference) <= most
 
 
-def test_collectives_on_four_numbers(together):
-    found = {line[:15].strip(): re.findall(r"\[.*?\]", line) for line in together.splitlines()}
+def test_collectives_on_four_numbers(output_of_ranks):
+    printed = {line[:15].strip(): re.findall(r"\[.*?\]", line) for line in output_of_ranks.splitlines()}
     first, second, total = "[0.0, 1.0, 2.0, 3.0]", "[10.0, 11.0, 12.0, 13.0]", "[10.0, 12.0, 14.0, 16.0]"
-    assert found == {
+    assert printed == {
         "before": [first, second],
         "broadcast": [first, first],
         "all-reduce": [total, total],
@@ -129,7 +130,7 @@ def test_collectives_on_four_numbers(together):
     }
 
 
-def test_nothing_is_written_where_no_file_is_named(directory, monkeypatch):
-    before = sorted(os.listdir(directory))
+def test_no_weights_are_written_without_a_file_name(directory, monkeypatch):
+    before = {*os.listdir(directory)}
     run_here("accumulate", directory, monkeypatch)
-    assert sorted({*os.listdir(directory)} - {*before}) in ([], ["data"])
+    assert {*os.listdir(directory)} - before <= {"data"}

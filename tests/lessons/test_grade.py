@@ -1,4 +1,4 @@
-"""Each task accepts the right answer and no wrong one; what is planted into a lesson does what its name says."""
+"""Each task accepts only the right answer, and each planted mistake has the symptoms it should have."""
 
 import re
 import sys
@@ -14,16 +14,16 @@ from tests.fixtures import PROJECT
 MENUS = [lesson for lesson, number in tasks.ASKED.items() for _ in range(number)]
 SIZES, MS = [weight.nbytes for weight in network().parameters()], tasks.phases()
 LEFT = sum(MS.values()) - 3 / 4 * (MS["forward"] + MS["backward"])
-PREDICTED = {  # by other means than the tasks'
+PREDICTED = {  # computed in another way than in the tasks
     "bytes in a ring": [sum(SIZES) * 3 / 2],
     "memory of ZeRO-1": [sum(SIZES[::2]), sum(SIZES[1::2])],
     "memory of ZeRO-3": [sum(SIZES) / 2 * 3],
     "number of buckets": [3],
-    "steps of an epoch": [21],  # the last batch is not full, and is not dropped
+    "steps of an epoch": [21],  # the last batch is not full but kept
     "bubble of a pipeline": [1 / 5],
     "Amdahl's law": [sum(MS.values()) / LEFT],
 }
-MEASURED = {  # right flags, and wrong ones
+MEASURED = {  # right flags and wrong ones
     "loader workers": (
         ["--methods single --num-workers 0 2 4"],
         ["--methods single --num-workers 0 2", "--methods ddp --num-workers 0 2 4", "--help", "--methods dpp", "'"],
@@ -47,7 +47,7 @@ APART, IMAGES = "largest difference between the ranks at the end", "images in th
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch, data_root):
-    """Where the lessons run: with the data of all tests."""
+    """The working directory of the lessons, with the shared data."""
     (tmp_path / "data").symlink_to(data_root)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -57,45 +57,52 @@ def task_of(title):
     return next(task for task in TASKS if task.title.partition(": ")[2] == title)
 
 
-def seen(lesson, name):
+def symptoms_of(lesson, name):
     return tasks.symptoms(tasks.run(lesson, *MISTAKES[lesson][name][1:]), tasks.run(lesson))
 
 
 @pytest.mark.parametrize(
     "lesson, name, row, value",
     [
-        *(("ddp", "sum", LENGTH, "2.00"), ("ddp", "zero", LENGTH, "1.00"), ("ddp", "shard", IMAGES, "24")),
-        *(("ddp", "start", APART, "1.0e-02"), ("ddp", "shard", APART, "0.0e+00"), ("ddp", "alone", APART, "2.4e-02")),
-        *(("accumulate", "mean", LENGTH, "4.00"), ("gpipe", "mean", LENGTH, "4.00"), ("gpipe", "last", LENGTH, "0.75")),
-        *(("ddp_buckets", "sum", LENGTH, "2.00"), ("accumulate", "step", "optimizer steps", "50")),
+        ("ddp", "sum", LENGTH, "2.00"),
+        ("ddp", "zero", LENGTH, "1.00"),
+        ("ddp", "shard", IMAGES, "24"),
+        ("ddp", "start", APART, "1.0e-02"),
+        ("ddp", "shard", APART, "0.0e+00"),
+        ("ddp", "alone", APART, "2.4e-02"),
+        ("accumulate", "mean", LENGTH, "4.00"),
+        ("accumulate", "step", "optimizer steps", "50"),
+        ("gpipe", "mean", LENGTH, "4.00"),
+        ("gpipe", "last", LENGTH, "0.75"),
+        ("ddp_buckets", "sum", LENGTH, "2.00"),
         ("ddp", "epoch", "of these, in the right run's first step", "5"),
         ("ddp_buckets", "early", "parameters on rank 0 that never change", "2 of 4"),
     ],
 )
-def test_a_planted_mistake_is_seen(lesson, name, row, value):
-    assert seen(lesson, name)[row] == value
+def test_a_planted_mistake_has_its_symptom(lesson, name, row, value):
+    assert symptoms_of(lesson, name)[row] == value
 
 
-def test_a_mistake_whose_line_the_lesson_does_not_have_is_named():
+def test_an_edit_of_a_missing_line_is_an_error():
     with pytest.raises(AssertionError, match=r"lessons/ddp\.py does not have 'no line' once"):
         tasks.run("ddp", ("ddp", "no line", ""))
 
 
-def test_a_task_on_a_mistake_accepts_one_name_and_shows_both_for_another():
+def test_a_mistake_task_accepts_one_name_and_compares_the_symptoms_of_others():
     accepted = []
     for lesson, task in zip(MENUS, TASKS, strict=False):
         found = {name: task.grade(name) for name in MISTAKES[lesson]}
         (right,) = (name for name, wrong in found.items() if not wrong)
         accepted.append((lesson, right))
-        assert f"{ERROR} {seen(lesson, right)[ERROR]}" in " ".join(task.question().split())
+        assert f"{ERROR} {symptoms_of(lesson, right)[ERROR]}" in " ".join(task.question().split())
         for name in found.keys() - {right}:
-            both = f"{ERROR} {seen(lesson, right)[ERROR]} {seen(lesson, name)[ERROR]}"
+            both = f"{ERROR} {symptoms_of(lesson, right)[ERROR]} {symptoms_of(lesson, name)[ERROR]}"
             assert both in " ".join(found[name].split()) and found[name].startswith(f"with {name!r} (right column), ")
         assert task.grade("none") == f"'none' is none of {', '.join(found)}"
     assert len({*accepted}) == len(TASKS) - len(PREDICTED) - len(MEASURED) - 2
 
 
-def test_a_rate_and_a_buffer():
+def test_the_learning_rate_and_buffer_tasks():
     rate, buffer = task_of("a sum, and the learning rate"), task_of("what DDP does not average")
     assert rate.grade("1/200") == "" and rate.grade("0.01").startswith("with lr=0.01, a weight ends 1.3e-02 away")
     assert buffer.grade("conv1.1.running_mean") == buffer.grade("running_var") == ""
@@ -104,30 +111,29 @@ def test_a_rate_and_a_buffer():
 
 
 @pytest.mark.parametrize("title", PREDICTED)
-def test_a_prediction_is_right_or_too_large_or_too_small(title):
+def test_a_prediction_task(title):
     right, grade = PREDICTED[title], task_of(title).grade
     assert grade(" ".join(f"{value:.3g}" if value % 1 else f"{value}" for value in right)) == ""
     for factor, word in ((1.04, "large"), (0.96, "small")):
         wrong = [value * factor for value in right]
         assert grade(" ".join(map(repr, wrong))) == ", ".join(f"{value:g} is too {word}" for value in wrong)
-    for unread in ("many", "1/0", "1 2 3", "nan", "-1"):
+    for answer in ("many", "1/0", "1 2 3", "nan", "-1"):
         with pytest.raises(SuiteError, match="this answer cannot be read"):
-            grade(unread)
+            grade(answer)
 
 
 @pytest.mark.parametrize("title", MEASURED)
-def test_flags_that_show_it_and_that_do_not(title):
-    right, wrong = ([task_of(title).grade(flags) for flags in typed] for typed in MEASURED[title])
-    assert not any(right) and all(
-        re.match("these rows would run|compare_parallel.py runs nothing", each) for each in wrong
-    )
+def test_a_measurement_task(title):
+    right, wrong = ([task_of(title).grade(flags) for flags in answers] for answers in MEASURED[title])
+    assert not any(right)
+    assert all(re.match("these rows would run|compare_parallel.py runs nothing", reply) for reply in wrong)
 
 
-def test_steps_are_counted_exactly():
+def test_counts_must_be_exact():
     assert task_of("steps of an epoch").grade("20.5") == "20.5 is too small"
 
 
-def test_each_part_of_the_lecture_names_its_tasks_and_all_are_named():
+def test_the_lecture_lists_every_task_in_both_languages():
     named = []
     for page, word in (("lecture.md", "Tasks:"), ("lecture.zh-CN.md", "练习：")):
         parts = (PROJECT / "docs" / page).read_text(encoding="utf-8").split("\n## ")[1:8]
@@ -137,8 +143,8 @@ def test_each_part_of_the_lecture_names_its_tasks_and_all_are_named():
     assert named[0] == named[1] and {*sum(named[0], [])} == {*range(1, len(TASKS) + 1)}
 
 
-def typed(monkeypatch, capsys, *words):
-    """What `python -m lessons.grade` with these words exits with and prints."""
+def run_grade(monkeypatch, capsys, *words):
+    """Return the exit code and output of `python -m lessons.grade WORDS`."""
     monkeypatch.setattr(sys, "argv", ["grade", *map(str, words)])
     try:
         code = grade.main() or 0
@@ -149,30 +155,30 @@ def typed(monkeypatch, capsys, *words):
     return code, capsys.readouterr().out
 
 
-def test_right_answers_are_kept_and_a_file_of_answers_is_graded(directory, monkeypatch, capsys):
+def test_right_answers_are_saved_and_a_file_of_answers_is_graded(directory, monkeypatch, capsys):
     bubble, kept = TASKS.index(task_of("bubble of a pipeline")) + 1, directory / "answers.txt"
-    assert typed(monkeypatch, capsys, bubble, "0.3") == (
+    assert run_grade(monkeypatch, capsys, bubble, "0.3") == (
         1,
         "Wrong: 0.3 is too large\nTry next: draw a row of boxes for each stage and count the empty places\n",
     )
     kept.write_text("# mine\n20: --methods ddp\n\n")
-    assert typed(monkeypatch, capsys, bubble, "0.2")[0] == 0
+    assert run_grade(monkeypatch, capsys, bubble, "0.2")[0] == 0
     assert kept.read_text() == f"{bubble}: 0.2\n20: --methods ddp\n"
-    code, listed = typed(monkeypatch, capsys)
+    code, listed = run_grade(monkeypatch, capsys)
     assert re.findall(r"^ *(\d+)  solved", listed, re.MULTILINE) == [f"{bubble}", "20"] and len(TASKS) == 20
-    assert "GPipe with two equal stages" in typed(monkeypatch, capsys, bubble)[1]
+    assert "GPipe with two equal stages" in run_grade(monkeypatch, capsys, bubble)[1]
     (directory / "hand-in.txt").write_text(f"{bubble} ： 1/5\n{bubble + 1}: many\n20: --methods ddp\n")
-    code, graded = typed(monkeypatch, capsys, "all", "hand-in.txt")
+    code, graded = run_grade(monkeypatch, capsys, "all", "hand-in.txt")
     assert code == FAILED and graded.endswith("\n1 right, 2 wrong, 17 without an answer\n")
     assert re.findall(r"^ *\d+  (right|wrong)", graded, re.MULTILINE) == ["right", "wrong", "wrong"]
     kept.write_text(f"{bubble}: 0.2\n")
-    assert typed(monkeypatch, capsys, "all")[0] == 0
+    assert run_grade(monkeypatch, capsys, "all")[0] == 0
 
 
 @pytest.mark.parametrize("text, found", [("7\n", "line 1 of hand-in.txt"), ("\n21: x\n", "line 2 of hand-in.txt")])
-def test_what_is_no_answer_is_refused_with_its_line(text, found, directory, monkeypatch, capsys):
+def test_a_malformed_answer_is_refused_with_its_line_number(text, found, directory, monkeypatch, capsys):
     (directory / "hand-in.txt").write_text(text)
-    code, said = typed(monkeypatch, capsys, "all", "hand-in.txt")
-    assert code == DATA and said.startswith(found) and "type a task's number, 1 to 20" in said
-    assert typed(monkeypatch, capsys, "all", "none.txt")[0] == DATA
-    assert {typed(monkeypatch, capsys, word)[0] for word in ("0", "21", "first")} == {USAGE}
+    code, printed = run_grade(monkeypatch, capsys, "all", "hand-in.txt")
+    assert code == DATA and printed.startswith(found) and "type a task's number, 1 to 20" in printed
+    assert run_grade(monkeypatch, capsys, "all", "none.txt")[0] == DATA
+    assert {run_grade(monkeypatch, capsys, word)[0] for word in ("0", "21", "first")} == {USAGE}

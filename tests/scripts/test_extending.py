@@ -1,4 +1,4 @@
-"""docs/extending.md is followed word for word in a copy of the project: every file, every line, every command."""
+"""Follow docs/extending.md literally in a copy of the project: every file, every line, every command."""
 
 import ast
 import csv
@@ -30,26 +30,26 @@ def add_record(methods: Path, record: str):
 
 @pytest.fixture(scope="module")
 def copy(data_root, tmp_path_factory):
-    """The project, and in it all that the page puts there."""
+    """A copy of the project with all files that the page adds."""
     copy = tmp_path_factory.mktemp("copy")
     for script in PROJECT.glob("*.py"):
         shutil.copy(script, copy)
     for room in ("common", "comparison"):
         shutil.copytree(PROJECT / room, copy / room)
-    (copy / "data").symlink_to(data_root)  # or every copy would generate the synthetic sets anew
+    (copy / "data").symlink_to(data_root)  # so that the synthetic sets are generated only once
     for name, text in EXTENDING_FILES.items():
         (copy / name).write_text(text)
     add_record(copy / "comparison" / "methods.py", RECORD)
     for number, path in enumerate(map(Path, FOLDERS.splitlines())):
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
-        for name in (path.name, "more.png", "again.png", "another.png"):  # or there would be less than a batch
+        for name in (path.name, "more.png", "again.png", "another.png"):  # to fill a batch
             Image.new("RGB", (80, 70), (60 * number, 0, 0)).save(copy / path.with_name(name))
     return copy
 
 
 @pytest.fixture
 def follow(project, copy):
-    """Run a command of the page as it stands, in the copy of the project."""
+    """Run a command of the page in the copy. Return its output."""
 
     def follow(command):
         _, *arguments = shlex.split(command)
@@ -61,20 +61,20 @@ def follow(project, copy):
 
 
 def command(*parts):
-    """The one command of the page in which all of these occur."""
+    """The one command of the page that contains all `parts`."""
     (found,) = (line for line in COMMANDS if all(part in line for part in parts))
     return found
 
 
 def compared(copy):
-    """What the last comparison left: its rows by method, after a look at its figures."""
+    """Check the figures of the last comparison and return its report."""
     directory = copy / "figures" / "comparison"
     for name in ("curves.png", "phases.png", "memory.png"):
         assert (directory / name).stat().st_size > 1e4
     return read_results(directory / "results.json")
 
 
-def test_every_block_and_every_command_of_the_page_has_a_test():
+def test_the_page_has_only_the_blocks_and_commands_tested_here():
     assert len(EXTENDING_BLOCKS) == len(EXTENDING_FILES) + 2 and len(COMMANDS) == EXTENDING.count(" python ") == 7
     assert set(EXTENDING_FILES) == {"my_net.py", "my_blocks.py", "my_own_train.py"}
 
@@ -83,32 +83,33 @@ NETWORKS = [("my_net.py", "my_net.py:build: 31,530 parameters"), ("torchvision:"
 
 
 @pytest.mark.parametrize("part, said", [NETWORKS[0], pytest.param(*NETWORKS[1], marks=pytest.mark.slow)])
-def test_a_network_fits(part, said, follow):
+def test_a_network_is_accepted(part, said, follow):
     assert said in follow(command("common.programs.model", part))
 
 
 @pytest.mark.slow
-def test_an_own_network_is_trained_and_compared(follow, copy):
+def test_a_custom_network_is_trained_and_compared(follow, copy):
     assert "Epoch [2/2]" in follow(command("data_parallel_train.py", "my_net.py"))
     assert "\nTest accuracy of all rows: " in follow(command("compare_parallel.py", "my_net.py"))
     report = compared(copy)
-    ways = {row.configuration.method for row in report.rows if row.results}
-    assert ways >= {"single", "dp", "ddp"} and {row.configuration.method for row in report.rows} - ways >= {"pipeline"}
+    methods = {row.configuration.method for row in report.rows}
+    completed = {row.configuration.method for row in report.rows if row.results}
+    assert completed >= {"single", "dp", "ddp"} and "pipeline" in methods - completed
 
 
 @pytest.mark.slow
-def test_own_blocks_are_cut(follow, copy):
+def test_custom_blocks_are_split(follow, copy):
     follow(command("my_blocks.py"))
     assert [not row.troubles for row in compared(copy).rows if row.results] == [True] * 3
 
 
 @pytest.mark.slow
-def test_own_images_are_trained_on(follow):
+def test_a_folder_of_images_is_trained_on(follow):
     assert "cat " in follow(command("folder:")).partition("Per class:")[2]
 
 
 @pytest.mark.slow
-def test_an_own_method_is_one_script_and_one_record(follow, copy):
+def test_a_custom_method_is_one_script_and_one_record(follow, copy):
     printed = follow(command("my-own"))
     report = compared(copy)
     assert (copy / "figures" / "comparison" / "speed-up.png").stat().st_size > 1e4
@@ -122,7 +123,7 @@ def test_an_own_method_is_one_script_and_one_record(follow, copy):
 
 
 @pytest.mark.slow
-def test_a_mistake_in_an_own_method_is_found(project, copy):
+def test_a_mistake_in_a_custom_method_is_found(project, copy):
     script = copy / "my_own_train.py"
     right = script.read_text()
     assert MISTAKE in right
@@ -136,11 +137,11 @@ def test_a_mistake_in_an_own_method_is_found(project, copy):
     assert "\nNext: fix “my own way”" in done.stdout, done.stdout
 
 
-def test_no_file_but_the_methods_own_asks_for_a_method_by_its_name_or_calls_it_so():
+def test_only_methods_py_contains_the_names_of_methods():
     names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
     assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
     for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").rglob("*.py")):
-        if file.name in ("methods.py", "chinese.py"):  # which says the names in Chinese
+        if file.name in ("methods.py", "chinese.py"):  # translates the names
             continue
         tree = ast.parse(file.read_text(encoding="utf-8"))
         texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}

@@ -1,4 +1,4 @@
-"""Each script is a lesson: short, with few imports of the suite, and a few lines from its neighbours."""
+"""Each training script is short, imports little from the suite, and differs little from similar scripts."""
 
 import ast
 import difflib
@@ -8,7 +8,7 @@ import pytest
 from tests.fixtures import PROJECT
 
 MOST_LINES = {"data_parallel": 80, "ddp": 80, "fsdp": 80, "model_parallel": 80, "pipeline": 120, "accelerate": 80}
-NEIGHBOURS = [
+SIMILAR = [
     ("data_parallel", "ddp"),
     ("data_parallel", "model_parallel"),
     ("ddp", "fsdp"),
@@ -36,7 +36,7 @@ def text_of(method):
 
 
 def body(method):
-    """The lines of a script but its docstrings, imports and blank lines."""
+    """The lines of a script without docstrings, imports and blank lines."""
     tree, left_out = ast.parse(text_of(method)), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node):
@@ -47,15 +47,15 @@ def body(method):
     return [line for number, line in lines if line.strip() and number not in left_out]
 
 
-@pytest.mark.parametrize("one, other", NEIGHBOURS)
-def test_the_difference_of_two_scripts_is_the_lesson(one, other):
+@pytest.mark.parametrize("one, other", SIMILAR)
+def test_similar_scripts_differ_in_few_lines(one, other):
     changes = difflib.SequenceMatcher(None, body(one), body(other), autojunk=False).get_opcodes()
     changed = sum(max(end - start, till - begin) for what, start, end, begin, till in changes if what != "equal")
     assert 0 < changed <= 40
 
 
 @pytest.mark.parametrize("method", MOST_LINES)
-def test_a_script_is_short_and_has_the_order_of_all_others(method):
+def test_a_script_is_short_and_has_the_common_structure(method):
     text = text_of(method)
     assert len(text.splitlines()) <= MOST_LINES[method] and text.count("\nfrom common.") <= 8
     place = 0

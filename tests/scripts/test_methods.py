@@ -1,4 +1,4 @@
-"""Every method, started the way a user starts it, computes what one device computes."""
+"""Every method, started like a user starts it, gives the weights of training on one device."""
 
 import json
 import os
@@ -21,7 +21,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
 SAME_STEPS = "--model lenet --no-augment --optimizer sgd --lr 0.05 --max-steps 6 --threads 1".split()
 THREE_STEPS = "--model strided --max-steps 3 --threads 1".split()
-ALONE = {
+WITHOUT_RANKS = {
     "dp": "data_parallel_train.py --simulate-devices 3",
     "mp": "model_parallel_train.py --use-model-parallel --split-at full1",
     "mp-micro": "model_parallel_train.py --use-model-parallel --micro-batches 4",
@@ -38,19 +38,19 @@ SLOW = ("ddp of three ranks", "fsdp of three ranks", "pipeline")
 
 
 def weights_of(tmp_path_factory, data_root, command, *flags):
-    """The weights that a script leaves."""
+    """Run a script and return the weights it saves."""
     weights = tmp_path_factory.mktemp("weights") / "weights.pth"
-    typed = small(command, data_root, *flags, "--save", weights, "--figure-dir", weights.parent, "--quiet")
-    kept = {"cwd": PROJECT, "env": child_environment(), "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, *typed], check=True, **kept)
+    words = small(command, data_root, *flags, "--save", weights, "--figure-dir", weights.parent, "--quiet")
+    options = {"cwd": PROJECT, "env": child_environment(), "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, *words], check=True, **options)
     assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
 
 
 @pytest.fixture
 def train_here(monkeypatch, tmp_path, data_root, capsys):
-    """What `train` does, in this process: for scripts that train alone."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+    """Like `train`, but in this process; for scripts without ranks."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the scripts change it
 
     def run(command, *flags):
         files = ("--output", tmp_path / "result.json", "--save", tmp_path / "weights.pth", "--figure-dir", tmp_path)
@@ -64,27 +64,27 @@ def train_here(monkeypatch, tmp_path, data_root, capsys):
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, data_root):
-    """The weights of one device after six steps."""
+    """The weights after six steps on one device."""
     return weights_of(tmp_path_factory, data_root, "data_parallel_train.py", *SAME_STEPS)
 
 
 @pytest.fixture(scope="module")
 def three_steps_of_ddp(tmp_path_factory, data_root):
-    """Its weights and buffers after three steps of Adam, of a network with BatchNorm."""
+    """Weights and buffers of a network with BatchNorm after three steps of Adam with DDP."""
     return weights_of(tmp_path_factory, data_root, "ddp_train.py --spawn 2", *THREE_STEPS)
 
 
 def assert_same(weights, reference):
-    assert weights.keys() == reference.keys()  # so there is no "module." either
+    assert weights.keys() == reference.keys()  # in particular, no "module." prefix
     start = build_network("lenet", (1, 28, 28), seed=42).state_dict()
     for name, expected in reference.items():
         assert (expected - start[name]).abs().max() > 1e-4, f"{name} was not trained"
         assert (weights[name] - expected).abs().max() < 1e-5, name
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_a_process_alone_gives_the_weights_of_one_device(name, train_here, reference):
-    result, weights, _ = train_here(ALONE[name], *SAME_STEPS)
+@pytest.mark.parametrize("name", WITHOUT_RANKS)
+def test_a_script_without_ranks_gives_the_weights_of_one_device(name, train_here, reference):
+    result, weights, _ = train_here(WITHOUT_RANKS[name], *SAME_STEPS)
     assert_same(weights, reference)
     assert (result["method"], result["simulated"]) == (name, name != "mp-control")
 
@@ -107,14 +107,14 @@ IN_PARTS = {
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name > "ddp")) for name in IN_PARTS])
-def test_a_batch_in_parts_that_computes_twice_gives_the_same_weights(name, train, reference):
+def test_accumulation_and_recomputation_give_the_same_weights(name, train, reference):
     if name == "accelerate":
         pytest.importorskip("accelerate")
     _, weights, _ = train(IN_PARTS[name], *SAME_STEPS, "--accumulate", 3, "--recompute")
     assert_same(weights, reference)
 
 
-def test_batchnorm_over_all_ranks_is_that_of_one_device(train, train_here):
+def test_synchronized_batchnorm_equals_one_device(train, train_here):
     same = "--model strided --no-augment --optimizer sgd --lr 0.05 --max-steps 4 --threads 1 --precision fp64".split()
     _, expected, _ = train_here("data_parallel_train.py", *same)
     result, weights, _ = train("ddp_train.py --spawn 2 --sync-batchnorm", *same)
@@ -130,18 +130,18 @@ def distance(weights, others):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["fsdp_train.py --spawn 2", "ddp_train.py --zero --spawn 2"])
-def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command, train, three_steps_of_ddp):
+def test_sharding_changes_memory_but_not_weights(command, train, three_steps_of_ddp):
     result, weights, printed = train(command, *THREE_STEPS)
     assert distance(weights, three_steps_of_ddp) == 0.0
     parts, size = result["memory_parts"], 4 * result["parameters"]
     held = {name: size for name in parts}
     if command.startswith("fsdp"):
         held = {name: size / 2 for name in parts}
-        assert result["epochs"][0]["phases"]["exchange"] is None  # it is in forward and backward, and the row says so
+        assert result["epochs"][0]["phases"]["exchange"] is None  # it is part of forward and backward
         assert "contain what the ranks exchange" in result["reason"]
     assert parts["parameters"] == pytest.approx(held["parameters"], rel=0.01)
     assert parts["gradients"] == pytest.approx(held["gradients"], rel=0.01)
-    assert parts["optimizer state"] == pytest.approx(2 * size / 2, rel=0.2)  # ZeRO deals out whole weights
+    assert parts["optimizer state"] == pytest.approx(2 * size / 2, rel=0.2)  # ZeRO distributes whole weights
     assert f"; parameters {parts['parameters'] / 2**20:.1f}, gradients " in printed.partition("\nMemory (MiB): ")[2]
 
 
@@ -153,7 +153,7 @@ def test_shares_change_what_a_rank_holds_and_nothing_of_what_it_computes(command
         "--model strided --optimizer nesterov --precision bf16 --allow-slow-precision",
     ],
 )
-def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
+def test_fsdp_equals_ddp_with_other_optimizers_and_precisions(flags, train):
     (_, weights, _), (_, others, _) = (
         train(f"{script} --spawn 2", *THREE_STEPS, *flags.split()) for script in ("ddp_train.py", "fsdp_train.py")
     )
@@ -162,10 +162,10 @@ def test_fsdp_is_ddp_with_other_optimizers_and_precisions(flags, train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
-def test_filters_are_turned_as_on_one_device(command, train, train_here):
+def test_muon_equals_one_device(command, train, train_here):
     same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
     (_, weights, _), (_, others, _) = train(f"{command} --spawn 2", *same), train_here("data_parallel_train.py", *same)
-    for name in others:  # Adam turns a gradient near zero, which is rounding, into a step of full size
+    for name in others:  # the other weights use Adam, which turns rounding errors into full steps
         assert (weights[name] - others[name]).abs().max() < (
             1e-4 if name.startswith("conv") and name.endswith("weight") else 6 * 0.001
         )
@@ -183,8 +183,8 @@ def build(shape, classes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags, most", [("", 1e-5), ("--optimizer adam --lr 0.001", 6 * 0.001)])
-def test_fsdp_cuts_weights_that_blocks_share_or_a_rank_gets_nothing_of(flags, most, train, train_here, tmp_path):
-    (tmp_path / "net.py").write_text(TIED)  # a layer of 4 rows: 2, 2 and 0
+def test_fsdp_with_shared_weights_and_an_empty_shard(flags, most, train, train_here, tmp_path):
+    (tmp_path / "net.py").write_text(TIED)  # three ranks get 2, 2 and 0 rows of the layer of 4
     same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags.split())
     (_, weights, _), (_, others, _) = (
         train_here("data_parallel_train.py", *same),
@@ -195,9 +195,9 @@ def test_fsdp_cuts_weights_that_blocks_share_or_a_rank_gets_nothing_of(flags, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bf16", "fp16"])
-def test_rounded_gradients_train_a_little_differently_and_the_result_says_so(kind, train, three_steps_of_ddp):
+def test_compressed_gradients_change_the_weights_slightly(kind, train, three_steps_of_ddp):
     result, weights, _ = train("ddp_train.py --spawn 2", "--compress", kind, *THREE_STEPS)
-    assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # Adam: at most the learning rate, in each step
+    assert 0.0 < distance(weights, three_steps_of_ddp) < 4 * 0.001  # each step of Adam is at most the learning rate
     assert (result["method"], result["reason"]) == (f"ddp-{kind}", f"gradients are exchanged in {kind}")
 
 
@@ -218,7 +218,7 @@ assert not broadcasts  # of buffers, in a step
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="counts threads as Linux shows them")
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["ddp_train.py", "fsdp_train.py", "pipeline_train.py", "accelerate_train.py"])
-def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train, reference, tmp_path):
+def test_torchrun_gives_the_weights_of_one_device_and_exits_cleanly(script, train, reference, tmp_path):
     if script.startswith("accelerate"):
         pytest.importorskip("accelerate")
     (tmp_path / "wrapper.py").write_text(WATCHED)
@@ -230,7 +230,7 @@ def test_torchrun_gives_the_weights_of_one_device_and_ends_cleanly(script, train
 
 
 @pytest.mark.slow
-def test_accelerate_launch_runs_the_script(train, reference):
+def test_accelerate_launch(train, reference):
     pytest.importorskip("accelerate")
     launcher = ("-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu")
     _, weights, _ = train("accelerate_train.py", *SAME_STEPS, launcher=launcher)
@@ -238,8 +238,8 @@ def test_accelerate_launch_runs_the_script(train, reference):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [True, False], ids=["two nodes", "no more than env:// needs"])
-def test_ranks_that_are_started_one_by_one(nodes, tmp_path, data_root, reference, free_port):
+@pytest.mark.parametrize("nodes", [True, False], ids=["two nodes", "only the variables of env://"])
+def test_ranks_started_one_by_one(nodes, tmp_path, data_root, reference, free_port):
     described = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
     agent = f"--nnodes=2 --nproc_per_node=1 --rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{free_port}"
     ranks = []
@@ -252,17 +252,17 @@ def test_ranks_that_are_started_one_by_one(nodes, tmp_path, data_root, reference
         ranks.append(
             subprocess.Popen([sys.executable, *launch, *typed], cwd=PROJECT, text=True, env=environment, **pipes)
         )
-    said = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert nodes or said == ["", ""]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    assert nodes or errors == ["", ""]
     assert_same(torch.load(tmp_path / "weights.pth", weights_only=True), reference)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["world_size"], result["devices"]) == (2, ["cpu", "cpu"])
-    assert nodes or result["threads_per_process"] == max(1, available_cores() // 2)  # two on this machine
+    assert nodes or result["threads_per_process"] == max(1, available_cores() // 2)  # two ranks on this machine
 
 
 @pytest.mark.slow
-def test_the_evaluated_model_is_the_saved_one(train, data_root):
+def test_the_saved_model_is_the_evaluated_one(train, data_root):
     # strided has BatchNorm, whose statistics of 2 images each differ between ranks until they are broadcast
     result, weights, _ = train("ddp_train.py --spawn 2 --model strided --batch-size 4 --max-steps 20")
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
@@ -273,12 +273,14 @@ def test_the_evaluated_model_is_the_saved_one(train, data_root):
         outputs = torch.cat([model.eval()(images) for images, _ in test_loader])
     labels = torch.from_numpy(image_set.test_labels)
     accuracy = (outputs.argmax(1) == labels).float().mean().item()
-    assert result["epochs"][0]["test_accuracy"] == pytest.approx(accuracy, abs=1.5 / len(labels))  # one may tip over
+    assert result["epochs"][0]["test_accuracy"] == pytest.approx(
+        accuracy, abs=1.5 / len(labels)
+    )  # rounding may flip one prediction
     assert result["epochs"][0]["test_loss"] == pytest.approx(F.cross_entropy(outputs, labels).item(), rel=1e-5)
     assert result["devices"] == ["cpu", "cpu"]
 
 
-def test_data_parallel_prints_what_each_replica_sees(train_here):
+def test_data_parallel_prints_the_batch_shape_of_each_replica(train_here):
     result, _, printed = train_here("data_parallel_train.py --simulate-devices 4 --max-steps 6")
     assert printed.count("sees images of shape (12, 1, 28, 28)") == 4
     assert "SIMULATED" in printed
@@ -289,7 +291,7 @@ def test_data_parallel_prints_what_each_replica_sees(train_here):
 
 
 @pytest.mark.parametrize("count, tuned, note", [(1, True, "not parallel: 1 device"), (2, False, replicas.UNTUNED)])
-def test_cudnn_does_not_tune_anew_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
+def test_cudnn_does_not_tune_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
     contexts = []
     monkeypatch.setattr("common.engine.run.run", lambda context, *_: contexts.append(context))
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
@@ -309,8 +311,8 @@ def test_real_mnist_is_learned(real_data, train_here):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where forking is not safe, workers are spawned")
-def test_ranks_and_their_workers_are_forked(train, tmp_path):
-    """Each of them would import torch for seconds, in which the death of its parent would leave it to nobody."""
+def test_ranks_and_loader_workers_are_forked(train, tmp_path):
+    """A spawned process imports torch for seconds, and would not notice meanwhile that its parent has died."""
     log = tmp_path / "spawned"
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nif 'multiprocessing' in str(sys.orig_argv): open({str(log)!r}, 'a').write('1')"
@@ -326,7 +328,7 @@ def test_ranks_and_their_workers_are_forked(train, tmp_path):
         ("vgg", (3, 32, 32), ("`vgg` on CIFAR-10 two of {} and {} MiB", "`vgg` 有两个，{} 和 {} MiB")),
     ],
 )
-def test_what_ddp_sends_is_what_the_pages_say(name, shape, words, monkeypatch):
+def test_the_documented_bucket_sizes_of_ddp(name, shape, words, monkeypatch):
     sent, send = [], dist._broadcast_coalesced
     monkeypatch.setattr(
         dist, "_broadcast_coalesced", lambda group, tensors, *rest: (sent.extend(tensors), send(group, tensors, *rest))

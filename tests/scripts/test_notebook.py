@@ -1,4 +1,4 @@
-"""The notebook runs as it is, on this machine."""
+"""The notebook runs unchanged on this machine."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from tests.fixtures import PROJECT
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_as_it_is(tmp_path):
+def test_the_notebook_runs(tmp_path):
     nbformat, nbclient = map(pytest.importorskip, ("nbformat", "nbclient"))
     place = tmp_path / "project"
     left_out = {".git", ".venv", "data", "figures"}

@@ -1,4 +1,4 @@
-"""What a reader brings: a network in a file, a folder of images."""
+"""Custom networks in a file and custom image folders."""
 
 import json
 import re
@@ -23,7 +23,7 @@ SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
 @pytest.fixture
 def images(tmp_path):
-    """my_images: three classes, four images each to train with and two to test."""
+    """A folder my_images of three classes, each with four training images and two test images."""
     random = np.random.default_rng(0)
     for part, count in (("train", 4), ("test", 2)):
         for name, (width, height) in SIZES.items():
@@ -37,8 +37,8 @@ def images(tmp_path):
 
 @pytest.fixture
 def start(monkeypatch, tmp_path):
-    """Do what a typed command would, in this process: start("data_parallel_train.py", *flags)."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+    """Run a script in this process: start("data_parallel_train.py", *flags)."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the scripts change it
 
     def start(script, *flags):
         monkeypatch.setattr(sys, "argv", [script, *map(str, flags), "--figure-dir", str(tmp_path), "--threads", "1"])
@@ -81,17 +81,17 @@ def alone(shape, classes):
 
 @pytest.fixture
 def networks(tmp_path):
-    """net.py, with the functions of NETWORKS."""
+    """The path of net.py with the functions of NETWORKS."""
     (tmp_path / "net.py").write_text(NETWORKS)
     return tmp_path / "net.py"
 
 
 @pytest.mark.parametrize("name, blocks", [("build", 6), ("network", 2), ("twice", 4), ("branches", 1), ("alone", 1)])
-def test_a_network_stays_what_its_author_wrote(name, blocks, networks):
+def test_a_custom_network_computes_the_same_inside_the_suite(name, blocks, networks):
     images = torch.randn(3, 1, 28, 28)
     ours, same = (build_network(f"{networks}:{name}", (1, 28, 28), 0, classes=7) for _ in range(2))
     theirs = runpy.run_path(str(networks))[name]((1, 28, 28), 7)
-    theirs.load_state_dict(plain_state(ours))  # under the names that its own class gives them
+    theirs.load_state_dict(plain_state(ours))  # with the names of the original class
     torch.testing.assert_close(ours(images), theirs(images))
     assert torch.equal(same(images), ours(images)) and len(ours) == len(block_names(ours)) == blocks
     assert build_network(f"{networks}:{name}", (1, 28, 28), 0, "bf16")(images).dtype == torch.bfloat16
@@ -104,7 +104,7 @@ def test_a_network_stays_what_its_author_wrote(name, blocks, networks):
         ("alone", (), "this model cannot be cut; it is not an nn.Seq"),
     ],
 )
-def test_a_model_that_cannot_be_cut(name, flags, said, networks, start, data_root):
+def test_a_model_that_cannot_be_split(name, flags, said, networks, start, data_root):
     with pytest.raises(SuiteError, match=said) as refused:
         start(*small("model_parallel_train.py", data_root, "--model", f"{networks}:{name}", *flags))
     assert refused.value.exit_code == USAGE
@@ -112,13 +112,13 @@ def test_a_model_that_cannot_be_cut(name, flags, said, networks, start, data_roo
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "strided", "vgg", "resnet8", "torchvision:resnet18"])
 @pytest.mark.parametrize("size", [31, 48, 63])
-def test_networks_take_images_of_other_sizes(name, size):
+def test_networks_accept_other_image_sizes(name, size):
     model = build_network(name, (3, size, size), 0, classes=4)
     assert model.eval()(torch.zeros(2, 3, size, size)).shape == (2, 4)
     assert (len(model) == 1) == (":" in name)
 
 
-def test_rows_that_need_a_cut_are_skipped_with_that_reason():
+def test_rows_that_split_the_model_are_skipped_if_it_cannot_be_split():
     rows = make_plan(plan_arguments(model=["net.py:Net"], methods=ALL), Machine(0, 2), [], {"net.py:Net": 1})
     skipped = {row.method: row.skip for row in rows if row.skip and "cannot be cut" in row.skip}
     assert set(skipped) == {"mp", "mp-micro", "pipeline", "pipeline-1f1b"}
@@ -158,7 +158,7 @@ def build(shape, classes):
         (TWO_HEADS, "logits (B, 10); two images gave tuple; return the logits alone, in training too"),
     ],
 )
-def test_a_broken_file_is_one_line(text, message, tmp_path):
+def test_a_broken_network_gives_one_line(text, message, tmp_path):
     file = tmp_path / "net.py"
     if text:
         file.write_text(text)
@@ -183,17 +183,17 @@ def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_r
         ("resnet18", "does not take images of shape .1, 28, 28.; .* to have 3 channels, .*; see --dataset"),
     ],
 )
-def test_torchvisions_networks_that_cannot_be_had(name, message):
+def test_torchvision_networks_that_cannot_be_used(name, message):
     with pytest.raises(SuiteError, match=message):
         build_network(f"torchvision:{name}", (1, 28, 28), 0)
 
 
-# ---- a folder of images
+# ---- Image folders
 
 
 @pytest.fixture
 def load(images, tmp_path):
-    """The image set of my_images, decoded into a directory of the test's own."""
+    """load(image_size, folder): load a folder of images, my_images by default."""
 
     def load(image_size=16, folder=images, **values):
         config = make_config(
@@ -204,11 +204,11 @@ def load(images, tmp_path):
     return load
 
 
-def test_a_folder_is_decoded_once_and_again_when_that_would_differ(images, load, monkeypatch):
+def test_a_folder_is_decoded_again_only_when_the_result_would_differ(images, load, monkeypatch):
     image_set = load(32)
     assert image_set.classes == ("cat", "dog", "emu") and image_set.image_shape == (3, 32, 32)
     assert sorted(image_set.train_labels) == [0] * 4 + [1] * 4 + [2] * 4 and len(image_set.test_labels) == 6
-    assert len(set(image_set.train_labels[:6])) > 1  # shuffled, or --train-size 4 would train on cats alone
+    assert len(set(image_set.train_labels[:6])) > 1  # shuffled, so that --train-size 4 has several classes
     emu = Image.open(images / "test" / "emu" / "1.png").resize((32, 32), Image.BILINEAR)
     assert np.abs(image_set.test_images[5].astype(int) - np.asarray(emu).astype(int)).max() <= 1
     assert image_set.mean == pytest.approx((image_set.train_images / 255).mean((0, 1, 2)))
@@ -218,14 +218,14 @@ def test_a_folder_is_decoded_once_and_again_when_that_would_differ(images, load,
         assert (load(32).train_images == image_set.train_images).all()
         with pytest.raises(pytest.fail.Exception):
             load(16)
-        patch.setattr("common.data.folder.DECODING", 0)  # as an older version did it
+        patch.setattr("common.data.folder.DECODING", 0)  # as decoded by an older version
         with pytest.raises(pytest.fail.Exception):
             load(32)
     shutil.copy(images / "train" / "dog" / "0.png", images / "train" / "cat" / "9.png")
     assert len(load(32).train_labels) == 13
 
 
-def test_a_changed_image_behind_a_link_is_seen_and_val_will_do_for_test(images, load, tmp_path):
+def test_a_changed_image_behind_a_link_is_noticed_and_val_may_replace_test(images, load, tmp_path):
     (tmp_path / "subset").mkdir()
     for part, name in (("train", "train"), ("test", "val")):
         (tmp_path / "subset" / name).symlink_to(images / part)
@@ -236,7 +236,7 @@ def test_a_changed_image_behind_a_link_is_seen_and_val_will_do_for_test(images, 
 
 
 @pytest.mark.parametrize("loader", ["dataloader", "resident"])
-def test_a_channel_that_is_the_same_everywhere_becomes_zero(loader, images, load):
+def test_a_constant_channel_becomes_zero(loader, images, load):
     for number, file in enumerate(images.glob("*/*/*.png")):
         Image.new("RGB", (8, 8), (number % 2, 0, 71)).save(file)
     config = make_config(batch_size=4, loader=loader, augment=False)
@@ -245,13 +245,13 @@ def test_a_channel_that_is_the_same_everywhere_becomes_zero(loader, images, load
     assert (batch[:, 1:].abs() < 1e-6).all() and batch[:, 0].std() > 0.1
 
 
-def test_fewer_test_images_than_ranks_is_one_line(load):
+def test_fewer_test_images_than_ranks(load):
     with pytest.raises(SuiteError, match="every rank needs a training image and a test image; 6 images for 8"):
         make_loaders(load(), make_config(batch_size=8), rank=7, world_size=8)
 
 
 @pytest.mark.parametrize("loader", ["workers", "resident"])
-def test_a_folder_is_trained_on_with_as_many_classes_as_it_has(loader, images, start, tmp_path):
+def test_training_on_a_folder_uses_its_classes(loader, images, start, tmp_path):
     flags = f"--image-size 32 --loader {loader} --model vgg --batch-size 4 --num-workers 0 --epochs 1 --quiet".split()
     places = "--data-root", tmp_path / "data", "--output", tmp_path / "result.json"
     start("data_parallel_train.py", "--dataset", f"folder:{images}", *flags, *places)
@@ -265,18 +265,18 @@ GREY = np.add.outer(np.arange(8), np.arange(8)) * 4096 % 65536  # up to 65535 in
 
 
 @pytest.mark.parametrize("name", ["0.png", "0.pgm", "0.tif"])
-def test_grey_images_of_sixteen_bits_are_scaled(name, images, load):
+def test_16_bit_grey_images_are_scaled(name, images, load):
     shutil.rmtree(images / "test" / "cat")
     (images / "test" / "cat").mkdir()
     Image.fromarray(GREY.astype(np.uint16)).save(images / "test" / "cat" / name)
     assert np.array_equal(load(8).test_images[0], np.repeat(GREY[:, :, None] // 256, 3, axis=2))
 
 
-def of_unknown_range(images):
+def write_float_image(images):
     Image.fromarray(GREY.astype(np.float32)).save(images / "test" / "cat" / "0.tif")
 
 
-def by_its_name_alone(images):
+def write_eps_named_png(images):
     Image.new("RGB", (8, 8)).save(images / "train" / "cat" / "0.png", "EPS")
 
 
@@ -292,13 +292,13 @@ def link(name, target):
         (lambda images: shutil.rmtree(images / "test" / "emu"), "different classes; only one of them has emu"),
         (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "only one of them has cat"),
         (lambda images: (images / "test" / "emu" / "0.png").write_bytes(b"no image"), "cannot read the image"),
-        (of_unknown_range, "32 bits"),
-        (by_its_name_alone, "0.png; UnidentifiedImageError"),  # no other reader opens it, Ghostscript say
+        (write_float_image, "32 bits"),
+        (write_eps_named_png, "0.png; UnidentifiedImageError"),  # not opened with Ghostscript
         (link("train/cat/9.png", "missing.png"), "/9.png"),
         (link("train/cat/9.png", "9.png"), "/9.png"),
     ],
 )
-def test_a_folder_that_cannot_be_used_is_one_line(damage, message, images, load, monkeypatch):
+def test_an_unusable_folder_gives_one_line(damage, message, images, load, monkeypatch):
     monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
     damage(images)
     with pytest.raises(SuiteError, match=re.escape(message)) as refused:

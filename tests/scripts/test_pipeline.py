@@ -1,4 +1,4 @@
-"""A pipeline computes, bit for bit, what one device computes that goes through the same micro-batches."""
+"""A pipeline gives bit for bit the results of one device that processes the same micro-batches."""
 
 import json
 from functools import partial
@@ -17,9 +17,8 @@ from common.settings.schedules import build_schedule
 from tests.fixtures import CPU, assert_same, files_of, learned, make_config, make_context, make_image_set, make_loaders
 
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
-UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; tests 167 167 167 166, …
+UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; in the evaluation 167 167 167 166, …
 TINY = {"train_size": 770, "batch_size": 767}  # the last batch has 3 images, for 4 micro-batches
-
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
@@ -29,7 +28,7 @@ def flags(settings):
 
 
 def one_device(config, micro_batches):
-    """What one device learns in an epoch of `micro_batches` per batch: its weights, Training and Evaluation."""
+    """Train one epoch on one device with `micro_batches` per batch. Return its weights, Training and Evaluation."""
     image_set = load_image_set(config)
     model = build_network(config.model, image_set.image_shape, config.seed, config.precision)
     optimizer, loss_function = build_optimizer(model.parameters(), config), build_loss(config, model)
@@ -65,7 +64,7 @@ def one_device(config, micro_batches):
     ],
 )
 def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batches, settings, train, data_root):
-    # strided has BatchNorm, whose statistics are those of the micro-batches, one update for each of them
+    # strided has BatchNorm, which uses and updates its statistics once per micro-batch
     result, weights, _ = train(
         "pipeline_train.py",
         "--spawn",
@@ -90,15 +89,15 @@ def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batc
         phases = {name for name, milliseconds in rank["phases"].items() if milliseconds is not None}
         assert phases == {"data", "transfer", "forward", "backward", "update"} | ({"exchange"} if ranks > 1 else set())
         total = sum(rank["phases"][name] for name in phases) * epoch["steps"] / 1000
-        assert 0.9 * rank["train_seconds"] <= total <= 1.001 * rank["train_seconds"]  # nothing is in none of them
+        assert 0.9 * rank["train_seconds"] <= total <= 1.001 * rank["train_seconds"]  # the phases cover the whole epoch
     images = sum(tested.counts)
-    assert epoch["test_accuracy"] == sum(tested.correct) / images  # one wrong batch would show, however small
+    assert epoch["test_accuracy"] == sum(tested.correct) / images  # exact, so that one wrong small batch would show
     assert epoch["test_loss"] == pytest.approx(tested.loss_sum / images, rel=1e-6)
     assert (result["method"], result["world_size"], len(result["devices"])) == ("pipeline", ranks, ranks)
     assert result["global_batch_size"] == result["per_device_batch_size"] == settings["batch_size"]
 
 
-def test_rows_of_any_features_come_back_as_they_were():
+def test_features_survive_the_conversion_to_rows_and_back():
     for features in (
         torch.randn(7, 5, 3, 2).to(memory_format=torch.channels_last),
         torch.randn(7, 5, 3, 2),
@@ -112,13 +111,13 @@ def test_rows_of_any_features_come_back_as_they_were():
         assert torch.equal(torch.cat(parts), features)
         if features.dim() == 4:
             assert parts[0].is_contiguous(memory_format=torch.channels_last)
-    features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)  # nothing is copied
+    features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)  # already contiguous rows
     rows = to_rows(features, (4,), 4)
     assert rows.data_ptr() == features.data_ptr() == from_rows(rows, 4, (5, 3, 2)).data_ptr()
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])
-def test_the_states_of_parts_are_those_of_the_whole(kind):
+def test_the_states_of_the_stages_form_the_state_of_the_whole(kind):
     config = make_config(optimizer=kind)
 
     def trained(*parts):
@@ -158,7 +157,7 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
+def test_waiting_for_a_slow_stage_counts_as_exchange(train, tmp_path):
     (tmp_path / "net.py").write_text(SLEEPS)
     result, _, printed = train(
         "pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build", "--micro-batches", 2
@@ -169,7 +168,7 @@ def test_waiting_for_a_slow_stage_is_not_the_other_ones_work(train, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
+def test_a_pipeline_resumes_with_another_split(project, data_root, tmp_path):
     def pipeline(name, epochs, *more):
         ran = "--spawn", 2, "--model", "strided", "--epochs", epochs
         done = project("pipeline_train.py", *ran, *files_of(tmp_path, name), *more)
@@ -185,7 +184,7 @@ def test_a_pipeline_goes_on_even_with_another_cut(project, data_root, tmp_path):
     assert_same(same, weights)
 
 
-def test_ranks_without_images_have_the_labels_of_the_same_batches():
+def test_labels_only_loaders_give_the_labels_of_the_same_batches():
     image_set = make_image_set()
     for config in (make_config(batch_size=16), make_config(batch_size=16, loader="resident")):
         theirs, own = (make_loaders(image_set, config, epoch=3, labels_only=only) for only in (False, True))

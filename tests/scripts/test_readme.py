@@ -1,4 +1,4 @@
-"""Every measured number in the READMEs and in docs/ comes from a JSON file that is committed beside its figures."""
+"""Every measured number in the READMEs and docs/ comes from a JSON file committed with the figures."""
 
 import importlib
 import json
@@ -29,17 +29,17 @@ ACCURACY_RUNS = ("mnist-lenet-single.json", "mnist-lenet-ddp-2.json", "cifar10-v
 
 
 def text_of(*pages) -> str:
-    """The text of several pages, with links as they stand in the project's root."""
+    """The text of several pages, with links relative to the project's root."""
     return "\n".join(page.read_text(encoding="utf-8").replace("](../", "](") for page in pages)
 
 
 def prose_of(*pages) -> str:
-    """The same with every line break and indent as a space."""
+    """text_of() with all white space as single spaces."""
     return " ".join(text_of(*pages).split())
 
 
-def kept(*path):
-    """What a JSON file of figures/ holds."""
+def load_json(*path):
+    """The contents of a JSON file in figures/."""
     return json.loads(FIGURES.joinpath(*path).read_text())
 
 
@@ -49,47 +49,47 @@ def analysis_of(name):
 
 
 @pytest.mark.parametrize("name", [*COMPARISONS, *ON_CIFAR10])
-def test_comparisons_are_whole_and_their_commands_are_shown(name):
+def test_comparisons_are_complete_and_their_commands_documented(name):
     report = analysis_of(name).report
     assert not report.failed
     assert name == "compare-synthetic" or f"`{report.command.partition(' --output-dir')[0]}`" in text_of(*PAGES)
 
 
-def test_what_a_terminal_shows_is_kept_as_it_is():
+def test_the_committed_terminal_outputs_are_current():
     files = {file: int(file.stem.rpartition("-")[2]) for file in FIGURES.glob("*/terminal-*.txt")}
     assert {*files.values()} == {80, 100}
     for file, width in files.items():
         assert file.read_text() == terminal_text(analysis_of(file.parent.name), width=width) + "\n"
 
 
-def test_projections_come_close_to_what_was_measured():
+def test_projections_are_close_to_the_measurements():
     points = [(name, point) for name in COMPARISONS for point in analysis_of(name).projection.points]
     errors = {(name, point.devices): point.error for name, point in points if point.error is not None}
     assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
 @pytest.mark.parametrize("name", [*COMPARISONS, *ON_CIFAR10])
-def test_verdicts_are_those_that_were_printed(name):
+def test_the_committed_reports_have_the_current_verdict(name):
     report = FIGURES / name / "report.md"
     assert all(paragraph in report.read_text() for paragraph in verdict(analysis_of(name)))
     assert f"]({report.relative_to(PROJECT)})" in text_of(*PAGES)
 
 
-def test_milliseconds_in_the_findings_stand_in_a_report():
+def test_milliseconds_in_the_findings_come_from_a_report():
     reports = text_of(*FIGURES.rglob("report.md"))
-    told = re.findall(r"[\d.]+ ± [\d.]+ ms", prose_of(PROJECT / "docs" / "findings.md"))
-    assert len(told) >= 5 and not [number for number in told if number not in reports]
+    numbers = re.findall(r"[\d.]+ ± [\d.]+ ms", prose_of(PROJECT / "docs" / "findings.md"))
+    assert len(numbers) >= 5 and not [number for number in numbers if number not in reports]
     idle = r"each of the two devices idles (\d+)% .*? ideally (\d+)%"
     shares = zip(*re.findall(idle, (FIGURES / "micro-batches" / "report.md").read_text()), strict=True)
     computed, ideal = (re.sub(", ([^,]*)$", r" and \1", ", ".join(share)) for share in shares)
     assert f"{computed}% of the forward pass, ideally {ideal}%" in prose_of(*PAGES)
 
 
-def test_what_surprised_us():
+def test_numbers_in_the_surprising_findings():
     ladder, workers, resident = map(analysis_of, ("ladder-mnist", "worker-study", "resident-mnist"))
 
     def named(analysis, name):
-        """The row's seconds of an epoch, and its speed-up."""
+        """The seconds per epoch of a row, and its speed-up."""
         entry = next(entry for entry in analysis.rows if entry.row.configuration.name == name)
         return entry.summary.epoch_seconds, entry.standing.speed_up
 
@@ -110,7 +110,7 @@ def test_what_surprised_us():
     assert f"未见更快（{by_ranks.value:.2f}，不显著）" in chinese
 
 
-def test_accuracies_on_real_data_are_shown_and_those_that_were_promised():
+def test_accuracies_on_real_data_are_documented_and_high_enough():
     results = {name: read_result(FIGURES / name) for name in ACCURACY_RUNS}
     for name, result in results.items():
         seconds = statistics.median(epoch.train_seconds for epoch in result.epochs[1:])
@@ -123,8 +123,8 @@ def test_accuracies_on_real_data_are_shown_and_those_that_were_promised():
     assert mnist >= 0.99 and abs(mnist - ddp) <= 0.003 and cifar >= 0.80
 
 
-def test_real_twins_are_not_told_apart_and_5_percent_are_found():
-    twins = kept("benchmark", "twins.json")
+def test_equal_rows_are_not_distinguished_and_5_percent_is_found():
+    twins = load_json("benchmark", "twins.json")
     comparisons, scores = twins["comparisons"], twins["scores"]
     assert scores == benchmark("twins").scores([benchmark("twins").Comparison(**entry) for entry in comparisons])
     blocks = statistics.median(entry["blocks"] for entry in comparisons)
@@ -139,7 +139,7 @@ def test_real_twins_are_not_told_apart_and_5_percent_are_found():
 
 def test_false_alarms_are_as_rare_as_promised():
     false_alarms = benchmark("false_alarms")
-    alarms = kept("false-alarms", "results.json")
+    alarms = load_json("false-alarms", "results.json")
     rows = [*alarms["fixed"], *alarms["looks"]]
     assert all(row["comparisons"] >= 2000 and row["any_false"] <= 0.055 for row in rows)
     assert {row["noise"] for row in rows} == {*false_alarms.NOISE}
@@ -158,7 +158,7 @@ def test_false_alarms_are_as_rare_as_promised():
 
 
 def benchmark(name: str):
-    """One of benchmarks/, as a module."""
+    """Import a module of benchmarks/."""
     sys.path.insert(0, str(PROJECT / "benchmarks"))
     try:
         return importlib.import_module(name)
@@ -166,13 +166,13 @@ def benchmark(name: str):
         sys.path.remove(str(PROJECT / "benchmarks"))
 
 
-def test_the_cause_that_was_proved():
+def test_the_proved_cause_is_in_the_report():
     report, proof = (read_results(FIGURES / "prove-mnist" / part / "results.json") for part in (".", "proof"))
     sentences = [tell_proof(proved) for proved in find_proofs(analyse(report), proof)]
     assert sentences and all(sentence in (FIGURES / "prove-mnist" / "report.md").read_text() for sentence in sentences)
 
 
-def type_(monkeypatch, flags):
+def parse(monkeypatch, flags):
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
     compare_parallel.parse()
 
@@ -182,7 +182,7 @@ def seconds_of_recipes():
     return {flags: seconds for file in files for flags, seconds in json.loads(file.read_text())["seconds"].items()}
 
 
-def test_recipes_take_the_minutes_that_are_shown():
+def test_the_documented_minutes_of_recipes_were_measured():
     recipes, measured = benchmark("recipes"), seconds_of_recipes()
     shown = recipes.recipes(recipes.PAGE.read_text(encoding="utf-8"))
     assert shown == {flags: recipes.minutes(seconds) for flags, seconds in measured.items()}
@@ -194,21 +194,21 @@ def test_recipes_take_the_minutes_that_are_shown():
 @pytest.mark.parametrize(
     "page, takes_minutes", [("lecture.md", r"the command takes (\d+)\)"), ("lecture.zh-CN.md", r"命令要 (\d+) 分钟）")]
 )
-def test_the_lecture_types_what_can_be_typed_and_takes_the_minutes_that_were_measured(page, takes_minutes, monkeypatch):
+def test_the_commands_of_the_lecture_are_valid_and_take_the_measured_minutes(page, takes_minutes, monkeypatch):
     measured = seconds_of_recipes()
     text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     minutes = {}
     for part in text.split("\n## ")[1:]:
         takes = re.search(takes_minutes, part.splitlines()[0])
         for number, command in enumerate(re.findall(r"^    python compare_parallel.py (.*)$", part, re.MULTILINE)):
-            type_(monkeypatch, command)
+            parse(monkeypatch, command)
             if takes and not number:
                 minutes[command.partition(" --predict")[0]] = int(takes[1])
     assert len(minutes) == 4
     assert minutes == {flags: benchmark("recipes").minutes(measured[flags]) for flags in minutes}
 
 
-def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
+def test_the_cluster_pages_agree_and_their_commands_are_valid(monkeypatch):
     pages = [(PROJECT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "cluster.zh-CN.md")]
     typed, messages = (
         [re.findall(pattern, page, re.MULTILINE) for page in pages]
@@ -218,12 +218,14 @@ def test_the_cluster_pages_type_the_same_and_what_can_be_typed(monkeypatch):
     compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
-        type_(monkeypatch, flags)
+        parse(monkeypatch, flags)
 
 
 def test_reliability():
-    faults = kept("faults", "faults.json")["faults"]
-    busy, alone, results = (kept("faults", f"{name}.json") for name in ("hang-loop", "hang-loop-alone", "kill-loop"))
+    faults = load_json("faults", "faults.json")["faults"]
+    busy, alone, results = (
+        load_json("faults", f"{name}.json") for name in ("hang-loop", "hang-loop-alone", "kill-loop")
+    )
     text, prose = (show(PROJECT / "docs" / "reliability.md") for show in (text_of, prose_of))
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
     shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
@@ -248,7 +250,7 @@ def test_reliability():
 
 
 @pytest.mark.parametrize("page", [*PAGES, CHINESE], ids=lambda page: page.name)
-def test_every_file_and_heading_that_is_linked_exists(page):
+def test_every_linked_file_and_heading_exists(page):
     text = page.read_text(encoding="utf-8")
     for target, heading in re.findall(r"\]\(([^)#:]*)(#[^)]*)?\)", text):
         file = page.parent / target if target else page
@@ -258,7 +260,7 @@ def test_every_file_and_heading_that_is_linked_exists(page):
         assert not heading or heading.removeprefix("#") in anchors, (target, heading)
 
 
-def test_every_module_that_is_named_exists():
+def test_every_named_module_exists():
     text = text_of(*PAGES, CHINESE, *PROJECT.glob("docs/*.zh-CN.md"))
     files = re.findall(r"\b(?:common|comparison|tests|benchmarks)/[\w/]+\.py", text)
     modules = re.findall(r"\b(?:common|comparison|tests)\.\w+\.\w+", text)
@@ -266,10 +268,10 @@ def test_every_module_that_is_named_exists():
     assert len(files) > 20 and not [file for file in files if not (PROJECT / file).exists()]
 
 
-def test_every_figure_that_is_committed_stands_on_a_page():
+def test_every_committed_figure_is_shown_on_a_page():
     listed = subprocess.run(["git", "ls-files", "figures/*.png"], cwd=PROJECT, capture_output=True, text=True).stdout
     if not listed:
-        pytest.skip("this is no clone")
+        pytest.skip("not a git clone")
     pages = text_of(*PAGES, CHINESE, *FIGURES.rglob("report.md"))
     assert not [file for file in listed.split() if Path(file).name not in pages]
 
@@ -279,7 +281,7 @@ def test_no_result_names_a_home_directory():
         assert not re.search(r"/(home|root|Users)/", json.dumps(json.loads(file.read_text())))
 
 
-def test_pages_in_two_languages_name_the_same_commands_and_scripts():
+def test_pages_in_two_languages_have_the_same_commands_and_scripts():
     readmes, methods = (README, CHINESE), (PROJECT / "docs" / "methods.md", PROJECT / "docs" / "methods.zh-CN.md")
     scripts, commands = r"^\| `(\w+\.py)` \|", r"^    ((?:python|torchrun|accelerate) .*)$"
     for pages, patterns in (
@@ -292,21 +294,21 @@ def test_pages_in_two_languages_name_the_same_commands_and_scripts():
 
 
 @pytest.mark.parametrize("page", ["methods.md", "methods.zh-CN.md"])
-def test_the_bytes_of_zero_follow_from_what_each_stage_cuts(page):
+def test_the_documented_bytes_of_the_zero_stages(page):
     text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
     rows = re.findall(r"^\| (DDP|\d) \| [^|]+ \| ([^|]+) \| ([^|]+) \| [^|]+ \| (\d) \|$", text, re.MULTILINE)
     assert [(stage, sent) for stage, *_, sent in rows] == [("DDP", "2"), ("1", "2"), ("2", "2"), ("3", "3")]
-    for cut, (_, *cells, _) in enumerate(rows):  # so many of the optimizer's state, the gradient and the weight
+    for cut, (_, *cells, _) in enumerate(rows):  # each stage also shards the next of: optimizer state, gradient, weight
         for state, cell in zip((4, 8), cells, strict=True):
             own, shared = sum((state, 4, 4)[cut:]), sum((state, 4, 4)[:cut])
             assert cell == " + ".join([*([f"{own}"] if own else []), *([f"{shared}/N"] if shared else [])])
 
 
-def test_the_readme_is_short_and_its_questions_can_be_typed(monkeypatch):
+def test_the_readme_is_short_and_its_commands_are_valid(monkeypatch):
     text = README.read_text(encoding="utf-8")
     assert len(text.split()) <= 900
     before = re.search(r"^\| Question \| `python compare_parallel.py (.*)` … \|$", text, re.MULTILINE)[1]
     questions = re.findall(r"^\| [^|]+\? \| `(--[^`]+)` \|$", text, re.MULTILINE)
     assert len(questions) == 6
     for flags in questions:
-        type_(monkeypatch, f"{before} {flags}")
+        parse(monkeypatch, f"{before} {flags}")
