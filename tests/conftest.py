@@ -24,9 +24,10 @@ from tests.fixtures import PROJECT, child_environment, misfits, small, start_her
 from tests.pretended_gpus import pretended_gpus
 
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # or the threads of a test depend on what runs beside it
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore both, and so would all
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # that a test starts
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # makes timing depend less on other programs
+# Background jobs of a shell ignore both signals, and their child processes would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
@@ -34,11 +35,11 @@ def pytest_addoption(parser):
 
 
 def quarter(commit: str) -> int:
-    """Return which quarter of the slow tests belongs to a commit's hash."""
+    """Return the quarter of the slow tests, 0 to 3, for a commit's hash."""
     return int(commit, 16) % 4
 
 
-@pytest.hookimpl(tryfirst=True)  # so that -m finds the marks
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.parent.name == "faults":
@@ -56,13 +57,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory):
-    """A data directory that all tests share, so that the synthetic sets are generated once: KEPT_DATA, if it is set."""
+    """A data directory shared by all tests, so that synthetic sets are generated once. KEPT_DATA overrides it."""
     return Path(os.environ.get("KEPT_DATA") or tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
 def real_data():
-    """The directory with the real data sets; skips where there is none."""
+    """The directory with the real data sets. Skips the test if they are missing."""
     root = PROJECT / "data"
     if not (root / "MNIST").is_dir() or not (root / "cifar-10-batches-py").is_dir():
         pytest.skip("real data sets are not in ./data")
@@ -71,7 +72,7 @@ def real_data():
 
 @pytest.fixture
 def free_port():
-    """A TCP port on which nobody listens."""
+    """An unused TCP port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -79,7 +80,7 @@ def free_port():
 
 @pytest.fixture
 def project(request, data_root):
-    """Run one of the scripts as a user would: `project("ddp_train.py --spawn 2", *flags)`; it has little to do."""
+    """project("ddp_train.py --spawn 2", *flags) runs a script in a child process, with TINY flags by default."""
     gpu = request.node.get_closest_marker("gpu") is not None
     timeout = 900 if request.node.get_closest_marker("slow") else 180
 
@@ -103,7 +104,7 @@ def project(request, data_root):
 
 @pytest.fixture
 def train(project, tmp_path):
-    """Run a training script that must succeed; return (its result as a dict, its weights, what it printed)."""
+    """Run a training script that must succeed. Returns its result as a dict, its weights and its output."""
     output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
 
     def run(*command, **options):
@@ -118,7 +119,7 @@ def train(project, tmp_path):
 
 
 class PatientStopwatch(Stopwatch):
-    """One that fails where the host waits for a pretended GPU between its start and its end."""
+    """A Stopwatch that fails if the host waits for a pretended GPU while it runs."""
 
     def __enter__(self):
         super().__enter__()
@@ -132,23 +133,23 @@ class PatientStopwatch(Stopwatch):
 
 @pytest.fixture
 def train_on_gpus(monkeypatch, tmp_path, data_root):
-    """Run a script on two pretended GPUs, for six steps of 48 images, or as a rank of two alone.
+    """Run a script in this process on two pretended GPUs, for six steps of 48 images.
 
-    Returns its result and weights, if it is no rank but the first, and gpus: what was seen of them. costs: see
-    virtual_clock.py. before(): called when the GPUs are there.
+    rank: run as this one of two ranks. costs: see virtual_clock.py. before() is called once the GPUs exist. Returns the
+    observed gpus and, except for rank 1, result and weights.
     """
     from tests.pretended_ranks import pretended_rank
 
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # which the scripts change
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # restored after the test
     monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
     monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
 
     def train(script, *flags, rank=None, costs=None, before=lambda: None):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
-        usual = "--dataset synthetic-mnist --loader resident --epochs 1 --threads 1 --device gpu --quiet"
+        fixed = "--dataset synthetic-mnist --loader resident --epochs 1 --threads 1 --device gpu --quiet"
         sizes = ["--train-size", 6 * 48, "--batch-size", 48, "--data-root", data_root]
-        typed = [*usual.split(), *sizes, "--output", output, "--save", weights, "--figure-dir", tmp_path, *flags]
-        monkeypatch.setattr(sys, "argv", [script, *map(str, typed)])
+        words = [*fixed.split(), *sizes, "--output", output, "--save", weights, "--figure-dir", tmp_path, *flags]
+        monkeypatch.setattr(sys, "argv", [script, *map(str, words)])
         with (
             pretended_gpus("first", "second", costs=costs) as gpus,
             nullcontext() if rank is None else pretended_rank(rank, 2),
@@ -165,7 +166,7 @@ def train_on_gpus(monkeypatch, tmp_path, data_root):
 
 @pytest.fixture
 def told(monkeypatch, tmp_path):
-    """A network, and what it has told since it was last asked: see told_network.py."""
+    """The --model of told_network.py, and a function that returns its records since the last call."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs two cores")
     file = tmp_path / "told"
@@ -181,7 +182,7 @@ def told(monkeypatch, tmp_path):
 
 @pytest.fixture
 def type_in(monkeypatch):
-    """type_in(script, *flags): what is read from the command line from now on."""
+    """type_in(script, *flags) sets sys.argv."""
     return lambda *words: monkeypatch.setattr(sys, "argv", [*map(str, words)])
 
 
@@ -198,7 +199,7 @@ def parsed(type_in, tmp_path):
 
 @pytest.fixture
 def planned(monkeypatch, tmp_path):
-    """planned("--repeats 1", gpus=2): plan a comparison with these flags, on a machine of two cores."""
+    """planned("--repeats 1", gpus=2) plans a comparison on a machine with two cores. Returns its Report."""
 
     def planned(flags="", gpus=0, **machine):
         monkeypatch.setattr(compare_parallel, "find_machine", lambda *_: (Machine(gpus, 2, **machine), {}))

@@ -1,4 +1,4 @@
-"""What tests share: configurations, images, one device's part of a script, plans, and child processes."""
+"""Helpers shared by the tests: configurations, images, training on one device, plans and child processes."""
 
 import ctypes
 import functools
@@ -39,14 +39,14 @@ PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
 
 def small(command: str, data_root, *flags) -> list[str]:
-    """The words of a script's command, with little to do unless the command or the flags say otherwise."""
+    """Return a script's command as words, with TINY flags before its own, which override them."""
     words = [*str(command).split(), *map(str, flags)]
-    after = 1 + next((place for place, word in enumerate(words) if word.endswith(".py")), -1)
+    after = 1 + next((index for index, word in enumerate(words) if word.endswith(".py")), -1)
     return [*words[:after], *TINY, "--data-root", str(data_root), *words[after:]]
 
 
 def files_of(directory: Path, name: str) -> list:
-    """The flags by which a training leaves its result, weights and checkpoint in a directory, under this name."""
+    """Return flags that write a training's result, weights and checkpoint to directory/name.*."""
     kinds = {"output": "json", "save": "pth", "checkpoint": "pt"}
     named = [word for flag, end in kinds.items() for word in (f"--{flag}", directory / f"{name}.{end}")]
     return [*named, "--figure-dir", directory]
@@ -54,30 +54,30 @@ def files_of(directory: Path, name: str) -> list:
 
 @functools.cache
 def _validator(schema):
-    import jsonschema  # a machine that is there to run the tests marked gpu may lack it
+    import jsonschema  # may be missing on a GPU machine
 
     text = (PROJECT / "docs" / f"{schema}.schema.json").read_text(encoding="utf-8")
     return jsonschema.Draft202012Validator(json.loads(text))
 
 
 def misfits(values, schema: str) -> list:
-    """The jsonschema.ValidationErrors by a schema in docs/: "results" of a comparison, or "run-result"."""
+    """Return the jsonschema.ValidationErrors of values by docs/SCHEMA.schema.json."""
     return [*_validator(schema).iter_errors(values)]
 
 
 def child_environment(gpu: bool = False) -> dict[str, str]:
-    """The environment of a script under test: without GPUs, unless the test is about them, so that results agree."""
-    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # full float32, or the weights of two methods differ by rounding
+    """Return the environment of a script under test, without GPUs by default, so that results are reproducible."""
+    precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # with TF32, the weights of two methods differ by rounding
     return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def give_up_root():
-    """In a child, before exec: even root then obeys a directory's permissions."""
+    """Make a child process of root obey directory permissions. To be called before exec."""
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)
 
 
 def alive(marker: str) -> dict[int, str]:
-    """The command of every process that has `marker` in its environment; zombies have none."""
+    """Return pid → command of every process with `marker` in its environment, except zombies."""
     commands = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -88,27 +88,24 @@ def alive(marker: str) -> dict[int, str]:
     return commands
 
 
-def wait_until(true, seconds=100.0, process=None):
-    """Wait until it is true, as long as a process runs; return that."""
+def wait_until(condition, seconds=100.0, process=None):
+    """Wait until condition() is true and return its value. Fails after `seconds`, or if `process` ends first."""
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (found := condition()):
         assert time.monotonic() < deadline, "waited in vain"
         assert process is None or process.poll() is None, process.communicate()
         time.sleep(0.02)
     return found
 
 
-# ---- one device's part of a training script
-
-
 def make_config(**values) -> RunConfig:
-    """A RunConfig of the parser's defaults with `values` in their place."""
+    """Return the default RunConfig of lenet without workers, with `values` replaced."""
     defaults = vars(script_parser("").parse_args([]))
     return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
 
 
 def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
-    """Images whose pixels spell their own index, so that a batch tells which images it holds, or random ones."""
+    """Return images whose pixels equal their index, to recognise them in batches, or random ones."""
     shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
     images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
     if random:
@@ -118,17 +115,17 @@ def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
 
 
 def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelContext:
-    """The context of a method; values: of its fields, or of its place's attributes."""
+    """Return a ParallelContext. values: its fields, or attributes of its place."""
     place, fields = Place(devices), ParallelContext.__dataclass_fields__
     for name in values.keys() - fields.keys():
         setattr(place, name, values.pop(name))
     sampler, model.scaler = sampler or DistributedSampler(range(1), 1, 0), getattr(model, "scaler", Network.scaler)
-    usual = {"method": "single", "place": place, "sampler": sampler, "network": model, "model": model}
-    return ParallelContext(**{**usual, **values})
+    defaults = {"method": "single", "place": place, "sampler": sampler, "network": model, "model": model}
+    return ParallelContext(**{**defaults, **values})
 
 
 def start_here(monkeypatch, script: str) -> None:
-    """Do what `python script` would, with sys.argv as it is, in this process; errors pass through."""
+    """Run a script in this process with the current sys.argv. Errors are raised."""
     monkeypatch.setattr("common.ranks.start.run_script", lambda main, as_rank=False: main())
     monkeypatch.setattr("common.settings.command.begin", lambda name, parse, as_rank: parse())
     runpy.run_path(str(PROJECT / script), run_name="__main__")
@@ -161,7 +158,7 @@ def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0, l
 
 
 def fitted(config, model=None, image_set=None, earlier=(), after_epoch=lambda _: None):
-    """What fit() returns of a training on one device, of the smallest network by default."""
+    """Train on one device and return the value of fit(). The default model is linear."""
     model, image_set = model or nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), image_set or make_image_set()
     sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
     both = loaders.make_loaders(image_set, config, CPU, sampler)
@@ -178,7 +175,7 @@ def learned(output):
 
 
 def assert_same(value, other):
-    """Two checkpoints are equal, but for the times in their records."""
+    """Check that two checkpoints are equal, except for their records, which hold times."""
     assert type(value) is type(other)
     if isinstance(value, dict):
         assert value.keys() == other.keys()
@@ -195,7 +192,7 @@ def assert_same(value, other):
 
 
 def make_checkpoints(config, steps_per_epoch=1, content=()):
-    """Those of a training of an mlp."""
+    """Return the Checkpoints of a training of an mlp."""
     model = build_model(replace(config, model="mlp"), make_image_set())
     optimizer = build_optimizer(model.parameters(), config)
     schedule = build_schedule(optimizer, config, steps_per_epoch)
@@ -203,25 +200,35 @@ def make_checkpoints(config, steps_per_epoch=1, content=()):
 
 
 def put(value, values, *path):
-    """Put a value into what is nested in `values`, at a path of keys."""
+    """Set a value in nested containers, at a path of keys."""
     *path, last = path
-    for step in path:
-        values = values[step]
+    for key in path:
+        values = values[key]
     values[last] = value
 
-
-# ---- plans
 
 ALL = [(method, {}) for method in METHODS]
 
 
 def plan_arguments(**values):
-    """What compare_parallel.py parses without flags, as far as the plan reads it."""
+    """Return the default arguments of compare_parallel.py that the plan reads, with `values` replaced."""
     defaults = {
-        **{"methods": (), "nproc": None, "nodes": [1], "batch_size": [64], "num_workers": None, "loader": "workers"},
-        **{"model": ["lenet"], "threads_per_device": None, "micro_batches": [4], "bucket_mb": [None]},
-        **{"scaling": "strong", "precision": "fp32", "accumulate": 1},
-        **dict.fromkeys(("compile", "cuda_graph", "recompute"), False),
+        "methods": (),
+        "nproc": None,
+        "nodes": [1],
+        "batch_size": [64],
+        "num_workers": None,
+        "loader": "workers",
+        "model": ["lenet"],
+        "threads_per_device": None,
+        "micro_batches": [4],
+        "bucket_mb": [None],
+        "scaling": "strong",
+        "precision": "fp32",
+        "accumulate": 1,
+        "compile": False,
+        "cuda_graph": False,
+        "recompute": False,
     }
     return Namespace(**{**defaults, **values})
 
@@ -239,7 +246,7 @@ def child(code):
 
 
 class Bomb:
-    """Unpickled, it leaves a marker file."""
+    """Creates a marker directory when it is unpickled."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -248,7 +255,7 @@ class Bomb:
         return os.mkdir, (str(self.marker),)
 
 
-KILL_A_WORKER = (  # of its data loader, by a process of a training
+KILL_A_WORKER = (  # code that kills a data loader worker of the training process that runs it
     "os.kill(next(int(task) for task in open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read().split() "
     "if b'spawn_main' not in open(f'/proc/{task}/cmdline', 'rb').read()), signal.SIGKILL)"
 )
@@ -257,11 +264,11 @@ EXTENDING_BLOCKS = re.findall(r"^```\w*\n(.*?)^```$", EXTENDING, re.DOTALL | re.
 EXTENDING_FILES = {re.match(r"# (\w+\.py)\n", block)[1]: block for block in EXTENDING_BLOCKS if block.startswith("# ")}
 
 
-OWN = Path("/proc/self/sched")  # since Linux 6.12 with a thread's slice, in nanoseconds
-HAS_SLICES = pytest.mark.skipif(not (OWN.exists() and "se.slice" in OWN.read_text()), reason="needs Linux 6.12")
+SCHED = Path("/proc/self/sched")  # since Linux 6.12 it contains a thread's time slice, in nanoseconds
+HAS_SLICES = pytest.mark.skipif(not (SCHED.exists() and "se.slice" in SCHED.read_text()), reason="needs Linux 6.12")
 SHARES = [sorted(share_of(os.sched_getaffinity(0), rank, 2)) for rank in (0, 1)]
 
 
 def slice_of(thread: int) -> int:
-    """For so many nanoseconds the kernel lets a thread compute when another one waits."""
+    """Return the scheduler's time slice of a thread, in nanoseconds."""
     return int(re.search(r"se.slice\s+: *(\d+)", Path(f"/proc/self/task/{thread}/sched").read_text())[1])

@@ -1,10 +1,10 @@
-"""Mistakes planted into what the suite does on GPUs, one at a time: the test that is named has to see each of them.
+"""Plants mistakes into the GPU code, one at a time, each of which has to be detected by a given test.
 
     python tests/plants.py
     python tests/plants.py "no set_device" "one call instead of twenty"
 
-Each is planted into a copy of the project, and its test runs in a process that has imported torch already: it is a fork
-of this one. A plant is red where a test fails; it survives where none does.
+Each mistake is planted into a copy of the project. Its test runs in a fork of this process, which has imported torch. A
+plant is red if a test fails, otherwise it survives.
 """
 
 import os
@@ -22,11 +22,11 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parent.parent
 COPIED = ("common", "comparison", "tests", "docs", "benchmarks")
-SECONDS = 240  # for a plant's tests, and for all of them without a plant
+SECONDS = 240  # time limit for a plant's tests, and for all tests without a plant
 TIMES, RANKS, PRETENDED = (
     f"tests/{name}.py" for name in ("engine/test_gpu_times", "ranks/test_gpu_ranks", "machine/test_pretended_gpus")
 )
-OF_FILES = {  # file, tests → name → a text that is in the file once, what stands there instead, words of the tests
+OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, replacement, -k expression of the tests)
     ("common/engine/timing.py", TIMES): {
         "event of another device": (
             "torch.cuda.current_stream(self.devices[0]))",
@@ -228,7 +228,7 @@ OF_FILES = {  # file, tests → name → a text that is in the file once, what s
 
 
 class Plant(NamedTuple):
-    """A text that is in a file once, what stands there instead, and the tests that see it: their file, and words."""
+    """A mistake: `instead` replaces `text`, which occurs once in `file`. tests, words: file and -k of its tests."""
 
     file: str
     text: str
@@ -245,7 +245,7 @@ PLANTS = {
 
 
 def run(project: Path, arguments: list[str], log: Path) -> int:
-    """Run pytest in a fork of this process, in a project; return its exit code: 1 where a test fails, 5 without any."""
+    """Run pytest on a project in a fork of this process. Return its exit code: 1 if a test fails, 5 without tests."""
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     code = 2
@@ -257,22 +257,21 @@ def run(project: Path, arguments: list[str], log: Path) -> int:
         flags = ("-q", "-x", "-m", "not slow", "--assert", "plain", "-p", "no:cacheprovider")
         code = int(pytest.main([*flags, *arguments]))
         if code == 0:
-            there = [
-                name for name, one in sys.modules.items() if "site-packages" in (getattr(one, "__file__", "") or "")
-            ]
-            (project / "imported").write_text("\n".join(there))
+            files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
+            installed = [name for name, file in files.items() if "site-packages" in file]
+            (project / "imported").write_text("\n".join(installed))
     os._exit(code)
 
 
 def plant_into(project: Path, plant: Plant, number: int) -> None:
-    """Change a project's file; it gets a time of its own, by which Python knows that it has changed."""
+    """Change a file of the project. Its unique time makes Python ignore the cached bytecode."""
     file = project / plant.file
     file.write_text(file.read_text(encoding="utf-8").replace(plant.text, plant.instead), encoding="utf-8")
     os.utime(file, (number, number))
 
 
 def try_all(names: list[str]) -> dict[str, int]:
-    """Plant what is named, one after the other; print and return what pytest made of each."""
+    """Plant each of these mistakes. Print the results and return pytest's exit codes."""
     codes = {}
     with tempfile.TemporaryDirectory() as directory:
         project, log = Path(directory, "project"), Path(directory, "log")
@@ -297,7 +296,7 @@ def try_all(names: list[str]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.path[:1] = []  # this directory; the project is imported in forks alone
+    sys.path[:1] = []  # this directory; only forks import the project
     codes = try_all(sys.argv[1:] or [*PLANTS])
     print(f"{sum(code == 1 for code in codes.values())} of {len(codes)} are red")
     sys.exit({*codes.values()} != {1})

@@ -1,13 +1,13 @@
-"""GPUs that are not there: CPU tensors that say they lie on cuda:0 or cuda:1, and refuse to be mixed.
+"""Simulates GPUs with CPU tensors that claim to be on cuda:0 or cuda:1 and refuse to be mixed.
 
-A test trains in a `with pretended_gpus("first", "second") as gpus`, by the project's scripts as they are. As on GPUs,
-tensors of two devices in one operation are an error; so is the time between events of two devices, or before their
-device was synchronized; and replicas get their weights as broadcast_coalesced() leaves them, contiguous. With costs,
-time is that of virtual_clock.py. Memory is what the tensors hold. Ranks are in pretended_ranks.py.
+Tests run the project's unchanged scripts in `with pretended_gpus("first", "second") as gpus`. As on real GPUs, it is an
+error to mix tensors of two devices, or to take the time between events of two devices or before synchronization, and
+replicas get contiguous weights from broadcast_coalesced(). With costs, time is that of virtual_clock.py. Memory is the
+size of the tensors. pretended_ranks.py simulates ranks.
 
-What is not shown: races between streams, as every value is there when its call returns; autocast;
-nn.DataParallel's threads, whose work is launched one after the other. Private names of torch are used that may change;
-seen with torch 2.15, written for 2.11 too.
+Not simulated: races between streams, as each call computes its values at once; autocast; and the threads of
+nn.DataParallel, whose work is launched one after the other. Uses private names of torch, which may change; tested with
+torch 2.15 and written for 2.11 too.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.virtual_clock import Clock, Event
 
 CPU = torch.device("cpu")
-VARIABLE = "PRETENDED_GPUS"  # environment variable: how many a script of its own process has
-# operations that give the host a number, or a tensor whose size it must ask for
+VARIABLE = "PRETENDED_GPUS"  # environment variable with the number of GPUs of a child process
+# operations that make the host wait for a value or a size
 WAITING = {"_local_scalar_dense", "bincount", "equal", "masked_select", "nonzero", "_unique2"}
 
 
 @dataclass
 class Gpus:
-    """The GPUs of a machine, and what was seen of them.
+    """The GPUs of a machine and the observed calls.
 
-    broken: which of them cannot compute; copies: (source, target, bytes) of each; waits: what let the host wait; calls:
-    what was asked of torch, by name, with what is worth knowing of it; held, peaks: bytes by device.
+    broken: indices of GPUs that cannot compute. copies: (source, target, bytes). waits: reasons why the host waited.
+    calls: (name, details) of torch functions. held, peaks: current and peak bytes by device.
     """
 
     names: list[str]
@@ -64,11 +64,11 @@ class Gpus:
         self.calls.append((name, *about))
 
     def called(self, *names: str) -> list[tuple]:
-        """Return what is known of the calls of these names, in their order."""
+        """Return the details of all calls with these names, in order."""
         return [about for name, *about in self.calls if name in names]
 
     def place(self, device) -> torch.device:
-        """Return a device with its number, as torch.cuda takes one; one that is not there is an error."""
+        """Return a torch.device with an index. Raises RuntimeError for a missing GPU."""
         if device is None or isinstance(device, int):
             device = torch.device("cuda", self.current if device is None else device)
         device = torch.device(device)
@@ -85,7 +85,7 @@ class Gpus:
         self.waits.append(cause)
 
     def note_copy(self, tensor: torch.Tensor, target: torch.device, blocking: bool) -> None:
-        """Note a copy; between a GPU and the CPU the host waits for it, unless it was asked not to."""
+        """Record a copy. The host waits for a blocking one between a GPU and the CPU."""
         source = place_of(tensor)
         if source == target:
             if source != CPU:
@@ -94,7 +94,9 @@ class Gpus:
         self.copies.append((str(source), str(target), tensor.nbytes))
         if blocking and CPU in (source, target):
             self.wait(f"copy from {source} to {target}")
-        pageable = source == CPU and not getattr(tensor, "pinned", False)  # the driver reads it before it returns
+        pageable = source == CPU and not getattr(
+            tensor, "pinned", False
+        )  # the driver copies it before the call returns
         self.clock.copy(source, target, blocking or pageable)
 
     def synchronize(self, device=None) -> None:
@@ -102,7 +104,7 @@ class Gpus:
         self.call("synchronize", str(self.place(device)), self.clock.now())
 
     def hold(self, tensor: torch.Tensor, place: torch.device) -> None:
-        """Count a tensor's memory on a device for as long as it is held."""
+        """Count a tensor's memory on a device until the tensor is freed."""
         storage = tensor.untyped_storage()
         if not hasattr(storage, "place"):
             storage.place = place
@@ -128,13 +130,13 @@ to_the_end = contextlib.ExitStack()
 
 
 class Pretended(torch.Tensor):
-    """A tensor on a pretended GPU, `place`; its values are in `held`, on the CPU."""
+    """A tensor on a pretended GPU. place: its device. held: its values, on the CPU."""
 
     @staticmethod
     def __new__(cls, held, place):
         same = {"strides": held.stride(), "storage_offset": held.storage_offset(), "dtype": held.dtype}
-        wanted = held.requires_grad  # on the CPU for C++, which has no CUDA
-        tensor = torch.Tensor._make_wrapper_subclass(cls, held.shape, device=CPU, requires_grad=wanted, **same)
+        same["requires_grad"] = held.requires_grad
+        tensor = torch.Tensor._make_wrapper_subclass(cls, held.shape, device=CPU, **same)  # C++ has no CUDA
         tensor.held, tensor.place = held, place
         gpus.hold(held, place)
         return tensor
@@ -142,14 +144,14 @@ class Pretended(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
     device, is_cuda, is_cpu = property(lambda self: self.place), property(lambda _: True), property(lambda _: False)
 
-    def __tensor_flatten__(self):  # lets nn.Module.to() put it in a parameter's place
+    def __tensor_flatten__(self):  # lets nn.Module.to() replace parameters
         return ["held"], self.place
 
     @staticmethod
     def __tensor_unflatten__(inner, place, *_):
         return Pretended(inner["held"], place)
 
-    def __reduce_ex__(self, protocol):  # as torch.load(map_location="cpu") gives it back
+    def __reduce_ex__(self, protocol):  # as loaded by torch.load(map_location="cpu")
         return self.held.__reduce_ex__(protocol)
 
     def get_device(self):
@@ -176,7 +178,7 @@ class Pretended(torch.Tensor):
             plain(target).copy_(plain(source))
             return target
         places = {place_of(value) for value in tensors if isinstance(value, Pretended)}
-        # numbers may come from the CPU everywhere, and so may indices
+        # scalars and indices may be on the CPU
         from_cpu = {CPU for value in tensors if not isinstance(value, Pretended) and value.dim()}
         if len(places) > 1 or (from_cpu and name != "index"):
             raise RuntimeError(
@@ -196,7 +198,7 @@ class Pretended(torch.Tensor):
         ):
             gpus.wait(f"{name} by a mask, or by what is on the CPU")
             gpus.clock.used[place].synchronize()
-        # a CPU may emulate products of 16 bits, 40 times slower
+        # CPUs may emulate 16-bit products, which is 40 times slower
         if name == "mm" and args[0].dtype in (torch.bfloat16, torch.float16):
             outputs = operator(*(plain(matrix).float() for matrix in args)).to(args[0].dtype)
         else:
@@ -207,7 +209,7 @@ class Pretended(torch.Tensor):
 
 @functools.cache
 def is_free(operator) -> bool:
-    """Return whether an operation launches no kernel: it gives a view, or memory as it is."""
+    """Return whether an operation launches no kernel, as it returns a view or uninitialized memory."""
     aliases = [result.alias_info for result in operator._schema.returns]
     return any(alias and not alias.is_write for alias in aliases) or "empty" in operator.overloadpacket.__name__
 
@@ -221,7 +223,7 @@ def place_of(tensor: torch.Tensor) -> torch.device:
 
 
 class Move(torch.autograd.Function):
-    """A copy to another place, whose gradient comes back."""
+    """A differentiable copy to another device."""
 
     @staticmethod
     def forward(ctx, value, target, blocking=False):
@@ -241,14 +243,14 @@ def moved(value, *arguments, copy=False, **options):
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*arguments, **options)
     if dtype is not None or layout is not None or copy:
         layout = {} if layout is None else {"memory_format": layout}
-        with torch._C.DisableTorchFunction():  # or Everywhere would come back here
+        with torch._C.DisableTorchFunction():  # avoids recursion through PretendedFunctions
             value = torch.Tensor.to(value, dtype or value.dtype, copy=copy, **layout)
     target = place_of(value) if device is None else gpus.place(device)
     return value if target == place_of(value) else Move.apply(value, target, not non_blocking)
 
 
-class Everywhere(TorchFunctionMode):
-    """Lets CPU tensors move to a GPU, and functions that make tensors make them there."""
+class PretendedFunctions(TorchFunctionMode):
+    """Redirects Tensor.to() and functions with a device argument to pretended GPUs."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -260,7 +262,7 @@ class Everywhere(TorchFunctionMode):
         made = function(*tree_map(plain, args), **{**kwargs, "device": CPU})
         if target == CPU or not isinstance(made, torch.Tensor):
             return made
-        if function in (torch.tensor, torch.as_tensor):  # from numbers that the host has
+        if function in (torch.tensor, torch.as_tensor):  # copies the host's values
             gpus.note_copy(made, target, blocking=True)
         return Pretended(made, target)
 
@@ -282,7 +284,7 @@ def gather(tensors, dim=0, destination=None, *, out=None):
 
 
 def broadcast_coalesced(tensors, devices, buffer_size=0):
-    """The first device keeps its tensors; the others get contiguous ones, cut out of a flat buffer."""
+    """Return the first device's own tensors, and contiguous copies for the others, as from a flat buffer."""
     first, *others = map(gpus.place, devices)
     if any(place_of(tensor) != first for tensor in tensors):
         raise RuntimeError(f"All tensors must be on devices[0]: {first}")
@@ -305,7 +307,7 @@ def group_by_device(lists, with_indices=False):
 
 
 def pin_memory(data, device=None):
-    """A batch as the data loader pins it: the host does not wait where such a tensor is copied to a GPU."""
+    """Mark the tensors of a batch as pinned, so that the host does not wait for their copies."""
     for part in data:
         part.pinned = True
     gpus.call("pin_memory", *(tuple(part.shape) for part in data))
@@ -313,20 +315,20 @@ def pin_memory(data, device=None):
 
 
 def make_graphed_callables(module, sample):
-    """As the real one, which warms up by three steps: what it records is for this shape, and for the module's mode."""
-    (images,), usual, mode = sample, module.forward, module.training
+    """Simulate a recording, which is valid for one shape and mode. Like the real function, warm up with three steps."""
+    (images,), original, mode = sample, module.forward, module.training
     gpus.call("make_graphed_callables", tuple(images.shape), mode)
     for _ in range(3):
-        logits = usual(images)
+        logits = original(images)
         torch.autograd.grad(logits, [*module.parameters()], torch.zeros_like(logits))
 
     def forward(batch):
         if module.training != mode:
-            return usual(batch)
+            return original(batch)
         if batch.shape != images.shape:
             raise RuntimeError(f"a graph of {tuple(images.shape)} cannot take {tuple(batch.shape)}")
         gpus.call("replay")
-        return usual(batch)
+        return original(batch)
 
     module.forward = forward
     return module
@@ -341,18 +343,18 @@ def properties(device):
 
 @contextlib.contextmanager
 def current(device):
-    usual, gpus.current = gpus.current, gpus.place(device).index
+    previous, gpus.current = gpus.current, gpus.place(device).index
     try:
         yield
     finally:
-        gpus.current = usual
+        gpus.current = previous
 
 
 @contextlib.contextmanager
 def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
-    """In the `with`, torch.cuda has a GPU of each of these names; gives what is seen of them. costs: see the clock."""
+    """Give torch.cuda a pretended GPU for each name. Yields the Gpus. costs: see virtual_clock.py."""
     global gpus
-    gpus, usual = Gpus(list(names), costs or {}, capability), gpus
+    gpus, previous = Gpus(list(names), costs or {}, capability), gpus
     clock, place = gpus.clock, gpus.place
 
     def set_debug_mode(mode):
@@ -365,7 +367,7 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "current_device": lambda: gpus.current,
             "set_device": gpus.set_device,
             "device": current,
-            # one function for each: torch._dynamo knows them by identity
+            # distinct functions, as torch._dynamo compares them by identity
             **{name: lambda *_: None for name in ("empty_cache", "_lazy_init")},
             "reset_peak_memory_stats": gpus.reset_peak,
             "memory_allocated": lambda device=None: gpus.held[place(device)],
@@ -383,7 +385,7 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "get_device_name": lambda device=None: properties(device).name,
             "get_device_properties": properties,
             "mem_get_info": lambda device=None: (1 << 33, 1 << 33),
-            # the CPU's generator is the one that draws: each device's state is its number
+            # random numbers come from the CPU's generator; the state of each device is its index
             "get_rng_state": lambda device=None: torch.tensor([place(device).index]),
             "set_rng_state": lambda state, device=None: gpus.call("set_rng_state", place(device).index, state.item()),
         },
@@ -406,15 +408,15 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
     with contextlib.ExitStack() as stack:
         for module, values in changes.items():
             stack.enter_context(mock.patch.multiple(module, **values))
-        stack.enter_context(Everywhere())
+        stack.enter_context(PretendedFunctions())
         try:
             yield gpus
         finally:
-            gpus = usual
+            gpus = previous
 
 
 def environment_with(count: int, directory: Path) -> dict[str, str]:
-    """Return the variables with which a process, and all that it starts, has so many; directory: for a file of them."""
+    """Return variables that give a process and its children `count` GPUs. directory: receives a sitecustomize.py."""
     project = str(Path(__file__).parent.parent)
     every_process = f"import sys; sys.path.append({project!r}); from tests.pretended_gpus import stay; stay()"
     (directory / "sitecustomize.py").write_text(every_process)
@@ -422,6 +424,6 @@ def environment_with(count: int, directory: Path) -> dict[str, str]:
 
 
 def stay() -> None:
-    """Let this process have as many as its environment says, to its end."""
+    """Give this process the GPUs of its environment until it ends."""
     names = [f"Pretended {index}" for index in range(int(os.environ[VARIABLE]))]
     to_the_end.enter_context(pretended_gpus(*names))

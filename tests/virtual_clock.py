@@ -1,12 +1,12 @@
-"""The time of pretended GPUs: streams whose work follows one another, a host that runs ahead of them, events between.
+"""Simulates the time of pretended GPUs: streams, events, and a host that runs ahead of them.
 
-A test states what work costs, in milliseconds, and everything else takes none:
+A test gives the costs of work in milliseconds; everything else takes no time:
 
     {("cuda:1", "convolution"): 7.0, ("cuda:0", "cuda:1"): 3.0, "cuda:0": 0.1, "launch": 0.01}
 
-a kernel of that name on a device; a copy from one place to another; every other kernel of a device; what the host
-needs to launch anything. Then time.perf_counter() is the host's own clock, which only moves when it launches or waits.
-Without costs it is this machine's, and work is over when its call returns.
+These are a kernel of that name on a device, a copy between two devices, any other kernel of a device, and the host's
+time to launch anything. time.perf_counter() then only advances when the host launches or waits. Without costs, real
+time is used, and work is done when its call returns.
 """
 
 import itertools
@@ -21,7 +21,7 @@ real_seconds = time.perf_counter
 
 
 class Work(NamedTuple):
-    """What a stream did, from when to when, in milliseconds; name: of a kernel, a collective, or "copy to PLACE"."""
+    """Work of a stream, in milliseconds. name: of a kernel or collective, or "copy to DEVICE"."""
 
     device: str
     name: str
@@ -30,13 +30,13 @@ class Work(NamedTuple):
 
 
 class Stream:
-    """A device's queue; end: when all that is in it is done. Streams know nothing of each other unless they wait."""
+    """A device's queue of work. end: when all of it is done, in milliseconds."""
 
     def __init__(self, clock: "Clock", device: torch.device):
         self.clock, self.device, self.end, self.seen = clock, device, 0.0, 0
 
     def run(self, name: str, cost: float, *joined: "Stream") -> None:
-        """Append some work; it begins when all streams that are joined come so far, and all go on after it."""
+        """Append work that occupies this stream and the joined ones at the same time."""
         self.clock.host += self.clock.costs.get("launch", 0.0)
         streams = (self, *joined)
         start = max(self.clock.now(), *(stream.end for stream in streams))
@@ -57,7 +57,7 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
-        """Let the host wait until all is done."""
+        """Let the host wait until all work is done."""
         self.clock.host = max(self.clock.host, self.end)
         self.seen = next(self.clock.numbers)
 
@@ -69,7 +69,7 @@ class Stream:
 
 
 class Event:
-    """A place in a stream. It belongs to the stream's device, and has a time once the host has waited for it."""
+    """A CUDA event. Its time is available once the host has waited for it."""
 
     def __init__(self, enable_timing=False, **_):
         self.timing, self.stream, self.waited = enable_timing, None, False
@@ -103,7 +103,7 @@ class Event:
 
 @dataclass
 class Clock:
-    """All streams of some devices, and the host: since when nothing was to do, in milliseconds. log: what was done."""
+    """The streams of all devices and the host. host: its time in milliseconds. log: work done so far."""
 
     devices: list[torch.device]
     costs: dict = field(default_factory=dict)
@@ -112,8 +112,8 @@ class Clock:
 
     def __post_init__(self):
         self.numbers = itertools.count(1)
-        self.streams = {device: [Stream(self, device)] for device in self.devices}  # the default one first
-        self.used = {device: streams[0] for device, streams in self.streams.items()}  # as torch.cuda.stream() says
+        self.streams = {device: [Stream(self, device)] for device in self.devices}  # the default stream first
+        self.used = {device: streams[0] for device, streams in self.streams.items()}  # current streams
 
     def now(self) -> float:
         """Return the host's time, in milliseconds."""
@@ -128,19 +128,21 @@ class Clock:
 
     @contextmanager
     def using(self, stream: Stream):
-        usual, self.used[stream.device] = self.used[stream.device], stream
+        previous, self.used[stream.device] = self.used[stream.device], stream
         try:
             yield
         finally:
-            self.used[stream.device] = usual
+            self.used[stream.device] = previous
 
     def compute(self, device: torch.device, name: str) -> None:
-        """Launch a kernel in the stream that is used on a device."""
+        """Launch a kernel on a device's current stream."""
         self.used[device].run(name, self.costs.get((str(device), name), self.costs.get(str(device), 0.0)))
 
     def copy(self, source: torch.device, target: torch.device, blocking: bool) -> None:
-        """Copy from one place to another. Between GPUs both streams take part and the host goes on, whatever it asked
-        for; with the CPU it is the GPU's stream alone, for which the host waits if the copy blocks.
+        """Copy between two devices.
+
+        A copy between GPUs occupies both streams and never blocks the host. A copy from or to the CPU occupies the
+        GPU's stream, for which the host waits if `blocking`.
         """
         streams = [self.used[place] for place in (source, target) if place.type != "cpu"]
         streams[0].run(f"copy to {target}", self.costs.get((str(source), str(target)), 0.0), *streams[1:])
@@ -152,5 +154,5 @@ class Clock:
             stream.synchronize()
 
     def milliseconds(self, *names: str, device: str = "") -> float:
-        """Return how long kernels of these names took in all, on one device or on all."""
+        """Return the total time of kernels with these names, on one device or all."""
         return sum(work.end - work.start for work in self.log if work.name in names and device in (work.device, ""))
