@@ -14,9 +14,12 @@ def file_checksum(path: str | Path) -> str:
 
 
 def code_checksum(script: str | Path, package: Path = PACKAGE) -> str:
-    """Return the SHA-256 of all Python files of a package, by default this one, and of a training script, in DIGITS
-    digits."""
+    """Return DIGITS digits of the SHA-256 of all Python files of a package, by default this one, and of a script.
+
+    A script that is no file, as "-c" of `python -c`, does not count.
+    """
     digest = hashlib.sha256()
     for file in (*sorted(package.rglob("*.py")), Path(script)):
-        digest.update(file.read_bytes())
+        if file.is_file():
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:DIGITS]
