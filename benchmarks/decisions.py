@@ -159,7 +159,10 @@ def observe(scenario: Scenario, seed: int) -> Report:
     )
     if scenario.interrupted:
         outcomes = outcomes[: -len(plan) // 2]
-    checks = {truth.name: _check(truth) for truth in scenario.rows if METHODS[truth.method].differs == ""}
+    good, bad = Equivalence(1e-7, "ok", ""), Equivalence(0.02, "failed", "planted")
+    checks = {
+        truth.name: bad if truth.broken else good for truth in scenario.rows if METHODS[truth.method].differs == ""
+    }
     sweeps = {"batch_size": sorted({truth.batch for truth in scenario.rows})}
     settings = {
         **{**SETTINGS, **sweeps, "repeats": scenario.blocks, "epochs": max(truth.epochs for truth in scenario.rows)},
@@ -177,10 +180,6 @@ def _configuration(truth: Truth) -> Configuration:
     planned = Planned("lenet", truth.batch, truth.workers, "cpu", threads, truth.batch // shares)
     values = {"batch_size": truth.batch, "num_workers": truth.workers}
     return Configuration(truth.name, truth.method, truth.name, values, planned, ())
-
-
-def _check(truth: Truth) -> Equivalence:
-    return Equivalence(0.02, "failed", "planted") if truth.broken else Equivalence(1e-7, "ok", "")
 
 
 def _outcome(random, scenario: Scenario, truth: Truth, block: int, drift: float, level: float) -> Outcome:

@@ -15,6 +15,7 @@ import numpy as np
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
+import torch.nn.functional as F  # noqa: E402
 from torch.utils.data import DistributedSampler  # noqa: E402
 
 from common.data.image_set import load_image_set  # noqa: E402
@@ -22,6 +23,7 @@ from common.data.loaders import make_loaders  # noqa: E402
 from common.engine.loop import fit  # noqa: E402
 from common.engine.place import ParallelContext, Place  # noqa: E402
 from common.engine.step import build_loss, build_optimizer, to_device  # noqa: E402
+from common.engine.timing import CALLS, Stopwatch  # noqa: E402
 from common.errors import FAILED, SuiteError  # noqa: E402
 from common.files.results import EpochRecord, RunResult  # noqa: E402
 from common.models.build import build_model  # noqa: E402
@@ -163,6 +165,28 @@ def one_device(model, config: RunConfig, device, sampler=None) -> tuple[Parallel
 
     sampler = sampler or DistributedSampler(range(1), 1, 0)
     return ParallelContext("single", Place([device]), sampler, network, model), train_step
+
+
+def training_step(model, optimizer, images, labels) -> Callable[[], None]:
+    """Return a callable that trains one step, always on the same images."""
+
+    def step():
+        F.cross_entropy(model(images).float(), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def repeated_seconds(work: Callable, device, repeats: int) -> list[float]:
+    """Return the seconds of work(), measured `repeats` times, each over as many calls as the device needs."""
+    seconds, calls = [], CALLS[device.type]
+    for _ in range(repeats):
+        with Stopwatch([device]) as watch:
+            for _ in range(calls):
+                work()
+        seconds.append(watch.seconds / calls)
+    return seconds
 
 
 def sampler_of(image_set, config: RunConfig, rank: int = 0, world_size: int = 1) -> DistributedSampler:

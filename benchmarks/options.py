@@ -17,15 +17,13 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
-from measure import as_table, config_of, paired, printed_by
+from measure import as_table, config_of, paired, printed_by, repeated_seconds, training_step
 from runs import Runs, benchmark, benchmark_parser
 
 from common.engine import setup as process
 from common.engine.compiled import has_compiler, replace_network
 from common.engine.place import Place
 from common.engine.step import build_optimizer
-from common.engine.timing import CALLS, Stopwatch
 from common.machine.cores import whole_cores
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
@@ -44,20 +42,8 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     labels = torch.randint(10, (batch,), device=device)
     one_device = SimpleNamespace(method="single", model=model, place=Place([device]), uncompilable="")
     replace_network(one_device, images.shape, config)
-    optimizer, calls = optimizer_of(model.parameters(), config), CALLS[device.type]
-
-    def measure():
-        seconds = []
-        for _ in range(STEPS):
-            with Stopwatch([device]) as watch:
-                for _ in range(calls):
-                    F.cross_entropy(model(images).float(), labels).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-            seconds.append(watch.seconds / calls)
-        return 1000 * statistics.median(seconds)
-
-    return measure
+    step = training_step(model, optimizer_of(model.parameters(), config), images, labels)
+    return lambda: 1000 * statistics.median(repeated_seconds(step, device, STEPS))
 
 
 def unfused(parameters, config):

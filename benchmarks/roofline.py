@@ -12,15 +12,13 @@ import statistics
 from functools import partial
 
 import torch
-import torch.nn.functional as F
-from measure import as_table, config_of, median, paired
+from measure import as_table, config_of, median, paired, repeated_seconds, training_step
 from runs import Runs, benchmark, benchmark_parser
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from common.engine.setup import check_precision, prepare_process
 from common.engine.step import build_optimizer
-from common.engine.timing import CALLS, Stopwatch
 from common.errors import SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import available_devices
@@ -34,15 +32,9 @@ PRODUCTS = {"cpu": (512, 1024, 2048), "cuda": (2048, 4096, 8192)}  # rows and co
 CONVOLUTIONS = {"cpu": ((64, 32), (128, 16), (256, 8)), "cuda": ((128, 32), (256, 32), (512, 16))}  # channels, side
 
 
-def shortest(work, device, repeats: int = 3) -> float:
-    """Return the shortest time of work() in seconds, after a warm-up."""
-    seconds, calls = [], CALLS[device.type]
-    for _ in range(repeats + 1):
-        with Stopwatch([device]) as watch:
-            for _ in range(calls):
-                work()
-        seconds.append(watch.seconds / calls)
-    return min(seconds[1:])
+def shortest(work, device) -> float:
+    """Return the shortest of three times of work() in seconds, after a warm-up."""
+    return min(repeated_seconds(work, device, repeats=4)[1:])
 
 
 def peaks(precision: str, device) -> dict[tuple, tuple]:
@@ -66,12 +58,7 @@ def step_of(name: str, precision: str, device) -> tuple:
     optimizer = build_optimizer(model.parameters(), config)
     images = torch.randn(BATCH, *NETWORKS[name], device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (BATCH,), device=device)
-
-    def step():
-        F.cross_entropy(model(images).float(), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training_step(model, optimizer, images, labels)
     with FlopCounterMode(display=False) as flop:
         step()
     return step, flop.get_total_flops()

@@ -9,8 +9,10 @@ and DDP with other settings. All ranks wait for each other in between.
 
 import statistics
 import time
+from itertools import islice
 
 from measure import as_table, config_of, one_device, paired, sampler_of
+from overhead import train_by_hand
 from runs import Runs, benchmark, benchmark_parser
 
 from common.machine.begin import begin
@@ -19,7 +21,6 @@ begin(__name__)
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,15 +78,7 @@ def rivals_of(config, image_set, device, rank):
 
     def by_hand(model, loader):
         optimizer = build_optimizer(model.parameters(), config)
-
-        def work():
-            model.train()
-            for _, (images, labels) in zip(range(STEPS), loader, strict=False):
-                F.cross_entropy(model(images), labels).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-
-        return lambda: timed(work)
+        return lambda: timed(lambda: train_by_hand(model, optimizer, islice(loader, STEPS), device))
 
     single, ddp, silent = fit_loop(network(), alone), wrapped(), wrapped()
     silent_loop = fit_loop(silent, shared)

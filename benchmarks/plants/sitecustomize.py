@@ -37,27 +37,25 @@ def seconds_in(step):
     return seconds * step if setting("GROWS") else seconds
 
 
-def spin(seconds):
-    """Keep the core busy; sleeping would free it for other processes."""
+def spin(seconds, work=lambda: None):
+    """Repeat work() for `seconds`. Keeps the core busy; sleeping would free it for other processes."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
-        pass
+        work()
 
 
 def collect(seconds):
-    """Run Python's garbage collector."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        gc.collect()
+    spin(seconds, gc.collect)
 
 
 def write_to_disk(seconds):
-    """Write files and flush them to the disk."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        with tempfile.TemporaryFile(dir=".") as file:
-            file.write(bytes(1 << 18))
-            os.fsync(file.fileno())
+    spin(seconds, write_file)
+
+
+def write_file():
+    with tempfile.TemporaryFile(dir=".") as file:
+        file.write(bytes(1 << 18))
+        os.fsync(file.fileno())
 
 
 class SlowBatches:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import benchmark
 import false_alarms
 import links
-import measure
 import overhead
 import pytest
 import runs
@@ -53,12 +52,6 @@ def test_a_page_shows_the_diff_of_two_scripts(tmp_path, monkeypatch):
     for page in ("lecture.md", "lecture.zh-CN.md"):
         text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
         assert "<!-- diff data_parallel_train ddp_train -->" in text
-
-
-def test_ratios_are_paired_by_block():
-    drift = [1.0, 2.0, 4.0, 8.0]
-    result = measure.paired([1.1 * value for value in drift], drift)
-    assert (result.value, result.low, result.high) == pytest.approx((1.1, 1.1, 1.1))
 
 
 def test_the_direct_cost_of_each_loop_is_measured(monkeypatch, tmp_path):
