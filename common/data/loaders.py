@@ -159,10 +159,9 @@ def make_loaders(
 ):
     """Return (train_loader, test_loader) of one rank. Batches are images (B, C, H, W) float32 and labels (B,) int64.
 
-    sampler: has drop_last, and splits the same permutation for any number of ranks, so that batch k of all ranks
-    together is always the same set of images. The test loader has every num_replicas-th image, so that each counts once
-    over all ranks, in the same number of batches on every rank, since some methods communicate in each batch.
-    labels_only: each image is one black pixel.
+    sampler: has drop_last. It splits one permutation, so batch k of all ranks together is the same for any number of
+    ranks. Each test image counts once over all ranks. Every rank has the same number of test batches, because some
+    methods communicate in each. labels_only: each image is one black pixel.
     Raises SuiteError (USAGE) if batch size or workers do not divide by the number of ranks, if there are fewer images
     than ranks, or if grey images are to be cropped.
     """

@@ -33,10 +33,7 @@ def new_figure(columns: int = 1, width: float = 9.0, height: float = 4.5, rows: 
 
 
 def new_panels(count: int, height: float, each: float, across: int = 3):
-    """Return (figure, axes, columns) for `count` panels, at most `across` in a row.
-
-    The figure is `height` inches high, plus `each` for every row.
-    """
+    """Return (figure, axes, columns) for `count` panels, at most `across` in a row. each: inches added for each row."""
     rows = -(-count // across)
     columns = -(-count // rows)
     figure, axes = new_figure(columns, height=height + each * rows, rows=(1,) * rows)
@@ -75,10 +72,8 @@ def show_literally(figure) -> None:
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
-    """Draw the phases of each rank's steps as a bar, and its communication and each GPU as thin bars below.
-
-    Returns name → artist for a legend, without names whose spans are all too short to see.
-    """
+    """Draw the phases of each rank's steps as a bar, and its communication and each GPU as thin bars below. Return
+    name → artist for a legend, without names whose spans are all too short to see."""
     ranks, shortest = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
     legend: dict[str, object] = {}
     heights, top = {}, 0.0
