@@ -46,7 +46,6 @@ def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG with 150 dots per inch. Return `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     show_literally(figure)
     with replacing(path) as file:
         # savefig() would draw the figure twice, and compress at level 6, which takes longer for large files.
@@ -62,9 +61,9 @@ def show_literally(figure) -> None:
 
     numbers = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        formatter = axis.get_major_formatter()
+        labels, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
         if isinstance(formatter, (LogFormatter, ScalarFormatter)):
-            numbers.update(axis.get_ticklabels(which="both"))
+            numbers.update(labels)
         else:  # tick labels that were set by hand, which the formatter sets again when it is drawn
             axis.set_major_formatter(lambda *place, label=formatter: printable(label(*place)))
     for text in set(figure.findobj(Text)) - numbers:
