@@ -21,8 +21,7 @@ from common.machine.memory import free_memory
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 
-# In a spawned rank the default is spawn: a worker would import torch for seconds, and would not end with its rank until
-# it has.
+# The default in a spawned rank is spawn: a worker would import torch for seconds, and only then end with its rank.
 FORK = "fork" if sys.platform == "linux" else None
 NICE = 10  # added to a worker's niceness
 EVALUATION_BATCH = 500  # images; without gradients, a larger batch saves time and costs little memory
@@ -52,7 +51,7 @@ class AugmentedImages(Dataset):
     def _augmented(self, key):
         from PIL import Image
 
-        torch.default_generator.manual_seed(hash((self.seed, key)) % 2**32)  # 1 us; torch.manual_seed takes 100
+        torch.default_generator.manual_seed(hash((self.seed, key)) % 2**32)  # 1 us; torch.manual_seed() takes 100 us
         return np.asarray(self.transform(Image.fromarray(self.images[key % len(self)])))
 
 
