@@ -1,12 +1,10 @@
-"""Random augmentation of one image (with torchvision) and of a whole batch (with tensor operations).
+"""The same random augmentation for one image (with torchvision) and for a whole batch (with tensor operations).
 
-Both do the same. Colour images: random crop of the padded image and random horizontal flip (He et al., "Deep Residual
-Learning", 2016, section 4.2). Grey images: rotation up to 10 degrees, shift up to 10%, scale 0.9 to 1.1, nearest
-neighbour.
+Colour images: random crop of the padded image and random horizontal flip (He et al., "Deep Residual Learning", 2016,
+section 4.2). Grey images: rotation up to 10 degrees, shift up to 10%, scale 0.9 to 1.1, nearest neighbour.
 
-The classes for batches share two methods. draw(key, index) returns the random parameters for the images at `index`
-(M,), as a list of tensors whose first dimension is M. take(index, *parameters) returns the augmented images
-(B, H, W, C) uint8.
+The classes for batches have two methods. draw(key, index) returns random parameters for the images at `index` (M,): a
+list of tensors whose first dimension is M. take(index, *parameters) returns augmented images (B, H, W, C) uint8.
 """
 
 import math
@@ -106,11 +104,10 @@ class CropAndMirror:
 
 def _reflect(images, dimension, padding):
     """Fill the padding along a dimension, in place, by reflection about the outermost pixels of the image."""
-    first, last = padding, images.shape[dimension] - 1 - padding
-    for distance in range(1, padding + 1):
-        for pixel, inwards in ((first, 1), (last, -1)):
-            target = images.select(dimension, pixel - inwards * distance)
-            target.copy_(images.select(dimension, pixel + inwards * distance))
+    size = images.shape[dimension]
+    for target, source in ((0, padding + 1), (size - padding, size - 2 * padding - 1)):
+        mirrored = images.narrow(dimension, source, padding).flip(dimension)
+        images.narrow(dimension, target, padding).copy_(mirrored)
 
 
 class Affine:

@@ -21,8 +21,7 @@ from common.machine.memory import free_memory
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
 
-# In a spawned rank the default is spawn: a worker would import torch for seconds, and would not end with its rank until
-# it has.
+# The default in a spawned rank is spawn: a worker would import torch for seconds, and only then end with its rank.
 FORK = "fork" if sys.platform == "linux" else None
 NICE = 10  # added to a worker's niceness
 EVALUATION_BATCH = 500  # images; without gradients, a larger batch saves time and costs little memory
@@ -52,7 +51,7 @@ class AugmentedImages(Dataset):
     def _augmented(self, key):
         from PIL import Image
 
-        torch.default_generator.manual_seed(hash((self.seed, key)) % 2**32)  # 1 us; torch.manual_seed takes 100
+        torch.default_generator.manual_seed(hash((self.seed, key)) % 2**32)  # 1 us; torch.manual_seed() takes 100 us
         return np.asarray(self.transform(Image.fromarray(self.images[key % len(self)])))
 
 
@@ -159,10 +158,9 @@ def make_loaders(
 ):
     """Return (train_loader, test_loader) of one rank. Batches are images (B, C, H, W) float32 and labels (B,) int64.
 
-    sampler: has drop_last, and splits the same permutation for any number of ranks, so that batch k of all ranks
-    together is always the same set of images. The test loader has every num_replicas-th image, so that each counts once
-    over all ranks, in the same number of batches on every rank, since some methods communicate in each batch.
-    labels_only: each image is one black pixel.
+    sampler: has drop_last. It splits one permutation, so batch k of all ranks together is the same for any number of
+    ranks. Each test image counts once over all ranks. Every rank has the same number of test batches, because some
+    methods communicate in each. labels_only: each image is one black pixel.
     Raises SuiteError (USAGE) if batch size or workers do not divide by the number of ranks, if there are fewer images
     than ranks, or if grey images are to be cropped.
     """

@@ -39,15 +39,12 @@ TEST_LOOK = Look(hue=(0.22, 0.31), radius=(9.75, 11.0), grain=(5.0, 7.0))
 
 
 def synthetic_mnist(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Return training images (N, 28, 28) uint8 and labels (N,) int64, then test images and labels.
-
-    The images are light digits on a dark background.
-    """
+    """Return training images (N, 28, 28) uint8, light digits on dark; labels (N,) int64; test images and labels."""
     return _splits(_draw_digits, (_glyphs(TRAIN_FONTS), _glyphs(TEST_FONTS)), (train_size, test_size), seed)
 
 
 def synthetic_cifar10(train_size: int = 10_000, test_size: int = 2_000, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Return the same as synthetic_mnist() with coloured shapes (N, 32, 32, 3)."""
+    """Return the same with coloured shapes (N, 32, 32, 3)."""
     return _splits(_draw_shapes, (TRAIN_LOOK, TEST_LOOK), (train_size, test_size), seed)
 
 
@@ -71,10 +68,8 @@ def _uniform(rng, low, high, count):
 
 
 def _placed_grid(rng, count, side, shift, turn):
-    """Return the pixels' x and y, (count, side, side) each, relative to a randomly shifted and rotated centre.
-
-    shift: at most, in pixels. turn: at most, in radians.
-    """
+    """Return the pixels' x and y, (count, side, side) each, in axes shifted by up to `shift` pixels and rotated by up
+    to `turn` radians."""
     axis = np.arange(side, dtype=np.float32) - (side - 1) / 2
     x = axis[None, :] - _uniform(rng, -shift, shift, count)
     y = axis[:, None] - _uniform(rng, -shift, shift, count)

@@ -33,10 +33,7 @@ def new_figure(columns: int = 1, width: float = 9.0, height: float = 4.5, rows: 
 
 
 def new_panels(count: int, height: float, each: float, across: int = 3):
-    """Return (figure, axes, columns) for `count` panels, at most `across` in a row.
-
-    The figure is `height` inches high, plus `each` for every row.
-    """
+    """Return (figure, axes, columns) for `count` panels, at most `across` in a row. each: inches added for each row."""
     rows = -(-count // across)
     columns = -(-count // rows)
     figure, axes = new_figure(columns, height=height + each * rows, rows=(1,) * rows)
@@ -49,7 +46,6 @@ def save_figure(figure, path: Path) -> Path:
     """Write `figure` as a PNG with 150 dots per inch. Return `path`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     show_literally(figure)
     with replacing(path) as file:
         # savefig() would draw the figure twice, and compress at level 6, which takes longer for large files.
@@ -65,9 +61,9 @@ def show_literally(figure) -> None:
 
     numbers = set()
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        formatter = axis.get_major_formatter()
+        labels, formatter = axis.get_ticklabels(which="both"), axis.get_major_formatter()
         if isinstance(formatter, (LogFormatter, ScalarFormatter)):
-            numbers.update(axis.get_ticklabels(which="both"))
+            numbers.update(labels)
         else:  # tick labels that were set by hand, which the formatter sets again when it is drawn
             axis.set_major_formatter(lambda *place, label=formatter: printable(label(*place)))
     for text in set(figure.findobj(Text)) - numbers:
@@ -75,10 +71,8 @@ def show_literally(figure) -> None:
 
 
 def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
-    """Draw the phases of each rank's steps as a bar, and its communication and each GPU as thin bars below.
-
-    Returns name → artist for a legend, without names whose spans are all too short to see.
-    """
+    """Draw the phases of each rank's steps as a bar, and its communication and each GPU as thin bars below. Return
+    name → artist for a legend, without names whose spans are all too short to see."""
     ranks, shortest = sorted({span.rank for span in spans}), max(span.end for span in spans) / 1000
     legend: dict[str, object] = {}
     heights, top = {}, 0.0

@@ -60,7 +60,7 @@ class LoaderSpeed:
 @dataclass(frozen=True)
 class MemoryUse:
     """The peak memory of the probe's process on a device, "cpu" or "cuda" (on a GPU, reserved by PyTorch), and the
-    memory still free; None for a GPU that only one process uses."""
+    memory still free; None if only one process may use a GPU."""
 
     device: str
     peak_bytes: int

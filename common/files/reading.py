@@ -34,10 +34,10 @@ def regular(path: str | Path) -> Path:
 
 def read_text(path: str | Path) -> str:
     """Return the text of a file. Raise ValueError if it is not UTF-8 or larger than LARGEST_TEXT."""
-    size = regular(path).stat().st_size
-    if size > LARGEST_TEXT:
+    path = regular(path)
+    if (size := path.stat().st_size) > LARGEST_TEXT:
         raise ValueError(f"it has {size:,} bytes")
-    return Path(path).read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8")
 
 
 def refuse_inflated(path: str | Path) -> None:
@@ -52,11 +52,8 @@ def refuse_inflated(path: str | Path) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the value in a JSON file.
-
-    Raises OSError, ValueError or RecursionError if the file cannot be read or parsed, or if a number is infinite or has
-    more than 64 bits.
-    """
+    """Return the value in a JSON file. Raise OSError, ValueError or RecursionError if it cannot be read or parsed, or
+    if a number is infinite or has more than 64 bits."""
     return json.loads(read_text(path), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
 
 

@@ -86,7 +86,7 @@ class Waits:
 class LongSteps:
     """Steps in which a phase takes much longer than in the others, among the last 500 of an epoch.
 
-    share: of the steps, 0..1. milliseconds: added to the mean step. period: distance between them in steps; None if it
+    share: of the steps, 0..1. milliseconds: added to the mean step. period: steps from one to the next; None if it
     varies.
     """
 
@@ -100,8 +100,7 @@ class RankTimes:
     """The training times of one rank in one epoch, in seconds. cpu_seconds: of all its threads, without loader workers.
     queue_seconds: how long its threads were ready to run but had no core; None if the kernel does not report it. waits:
     None if the exchange is not measured, or if stages wait for one another. long_steps: by phase, if there are any.
-    throttled_seconds: how long its control group was throttled by its quota, summed over cores; None without a
-    quota."""
+    throttled_seconds: how long its control group was throttled, summed over cores; None if it has no quota."""
 
     train_seconds: float
     phases: PhaseTimes
@@ -114,8 +113,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch. Seconds and phases are those of the slowest rank; counts and losses are over all ranks; accuracy is in
-    0..1.
+    """One epoch. Seconds and phases are the slowest rank's; counts and losses are over all ranks; accuracy is in 0..1.
 
     ranks: the times of each rank, if they were kept. start: when its training began, by rank 0's time.monotonic(); None
     if unknown, or if the epoch belongs to an earlier run that this one resumes.
@@ -214,7 +212,6 @@ class RunResult:
 
 
 def write_result(result: RunResult, path: str | Path) -> None:
-    """Write a RunResult as JSON, atomically."""
     write_json(result, path)
 
 

@@ -56,10 +56,8 @@ def _opened(path, how):
 
 
 def file_behind(path: str | Path, flag: str = "") -> Path:
-    """Return the path behind symbolic links; the file may not exist yet. flag: named in errors.
-
-    Raises SuiteError (USAGE) if it exists and is not a regular file, or if the name is invalid.
-    """
+    """Return the path behind symbolic links; the file need not exist. Raise SuiteError (USAGE), which names `flag`, if
+    it is not a regular file or if the name is invalid."""
     by_flag = f" with {flag}" if flag else ""
     try:
         kind = stat.S_IFMT(os.stat(path).st_mode)

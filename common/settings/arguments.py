@@ -76,10 +76,7 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 def _number(kind, accepts, wanted, units=None, convert=None):
-    """Return a parser for a number with an optional unit (suffix → factor).
-
-    accepts: tells valid numbers from others. wanted: how the error describes valid values. convert: applied last.
-    """
+    """Return a parser for a number with an optional unit. wanted: valid values, as the error describes them."""
 
     def parse(text: str) -> Any:
         suffix, factor = next((unit for unit in (units or {}).items() if text.endswith(unit[0])), ("", 1))
@@ -92,31 +89,22 @@ def _number(kind, accepts, wanted, units=None, convert=None):
     return parse
 
 
-def _is_positive(value):
-    return math.isfinite(value) and value > 0
-
-
-positive_int = _number(int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
-non_negative_int = _number(int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
-positive_float = _number(float, _is_positive, "a finite number above 0")
-fraction = _number(float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 TIME_UNITS = {"s": 1, "m": 60, "h": 3600}
 MEMORY_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+positive_int = _number(int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
+non_negative_int = _number(int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
+positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
+fraction = _number(float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 # "90", "90s", "20m" or "1.5h", in seconds
 patience = _number(float, lambda value: 0 <= value < math.inf, "0, or a time such as 90s, 20m or 2h", TIME_UNITS)
-seconds = _number(float, _is_positive, "a time above 0, e.g. 90s, 20m or 2h", TIME_UNITS)
+seconds = _number(float, lambda value: 0 < value < math.inf, "a time above 0, e.g. 90s, 20m or 2h", TIME_UNITS)
 # "3" or "3%", as 0.03
 percentage = _number(
     float, lambda value: 0 < value < 100, "percent above 0 and below 100", {"%": 1}, lambda value: value / 100
 )
 # "800MiB", in bytes
-memory = _number(
-    float,
-    lambda value: 1 <= value < 2**63,
-    "an amount of memory of at least a byte, e.g. 800MiB or 2GiB",
-    MEMORY_UNITS,
-    int,
-)
+SIZE = "an amount of memory of at least a byte, e.g. 800MiB or 2GiB"
+memory = _number(float, lambda value: 1 <= value < 2**63, SIZE, MEMORY_UNITS, int)
 
 
 def one_of(

@@ -26,12 +26,6 @@ def choice(help: str, names: Iterable[str], metavar: str) -> dict:
     return value(help, one_of(names), metavar, default=names[0])
 
 
-SPAWN = value("start N ranks here, without torchrun")
-WAITING = "give up when another rank does not answer for so many seconds (%(default)g)"
-DIST_TIMEOUT = value(WAITING, positive_float, "S", default=120.0)
-LOCAL_RANK = value(SUPPRESS, int)  # typed by torch.distributed.launch and deepspeed
-
-
 def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = None, as_rank: bool = False) -> Any:
     """Begin a script that trains in one process (see begin()). Return the argument of start_one(): the RunConfig and
     the Namespace of the script's own flags. flags: flag → settings for add_argument()."""
@@ -50,5 +44,9 @@ def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = No
 
 def begin_ranks(name: str, description: str, flags: Mapping[str, dict] | None = None) -> Any:
     """Begin a script that trains in ranks, like begin_one(). Return the argument of start_ranks()."""
-    own = {"--spawn": SPAWN, **(flags or {}), "--dist-timeout": DIST_TIMEOUT, "--local-rank": LOCAL_RANK}
+    spawn = value("start N ranks here, without torchrun")
+    waiting = "give up when another rank does not answer for so many seconds (%(default)g)"
+    timeout = value(waiting, positive_float, "S", default=120.0)
+    local_rank = value(SUPPRESS, int)  # typed by torch.distributed.launch and deepspeed
+    own = {"--spawn": spawn, **(flags or {}), "--dist-timeout": timeout, "--local-rank": local_rank}
     return begin_one(name, description, own, as_rank=True)

@@ -239,8 +239,3 @@ def test_the_error_for_a_path_that_cannot_be_written_names_its_flag(flag, type_i
     type_in("script.py", flag, f"{tmp_path}/file/below/x")
     with pytest.raises(SuiteError, match=f"{tmp_path / 'file'}.* with {flag}"):
         parse(script_parser(""))
-
-
-def test_a_directory_is_no_output_file(parsed, tmp_path):
-    with pytest.raises(SuiteError, match="it is a directory; name a file instead with --save"):
-        parsed("--save", str(tmp_path))
