@@ -245,12 +245,12 @@ def test_ranks_started_one_by_one(nodes, tmp_path, data_root, reference, free_po
     ranks = []
     for rank in (0, 1):
         files = ["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"] if nodes or not rank else []
-        typed = small("fsdp_train.py", data_root, *SAME_STEPS[:-2], "--figure-dir", tmp_path, *files)
+        words = small("fsdp_train.py", data_root, *SAME_STEPS[:-2], "--figure-dir", tmp_path, *files)
         launch = [*TORCHRUN[:2], *agent.split(), f"--node_rank={rank}", "--local_addr=127.0.0.1"] if nodes else []
         environment = child_environment() if nodes else {**child_environment(), **described, "RANK": str(rank)}
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         ranks.append(
-            subprocess.Popen([sys.executable, *launch, *typed], cwd=PROJECT, text=True, env=environment, **pipes)
+            subprocess.Popen([sys.executable, *launch, *words], cwd=PROJECT, text=True, env=environment, **pipes)
         )
     errors = [rank.communicate(timeout=240)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors

@@ -98,14 +98,14 @@ def test_a_custom_network_computes_the_same_inside_the_suite(name, blocks, netwo
 
 
 @pytest.mark.parametrize(
-    "name, flags, said",
+    "name, flags, message",
     [
         ("twice", ("--split-at", 2), "two stages would have the same weights; it is cut before 2"),
         ("alone", (), "this model cannot be cut; it is not an nn.Seq"),
     ],
 )
-def test_a_model_that_cannot_be_split(name, flags, said, networks, start, data_root):
-    with pytest.raises(SuiteError, match=said) as refused:
+def test_a_model_that_cannot_be_split(name, flags, message, networks, start, data_root):
+    with pytest.raises(SuiteError, match=message) as refused:
         start(*small("model_parallel_train.py", data_root, "--model", f"{networks}:{name}", *flags))
     assert refused.value.exit_code == USAGE
 
