@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 from lessons.tiny import BACKEND, DEVICE, batches, network, save, sgd
 
 MICRO_BATCHES, CUT = 4, 2
-
 assert BACKEND == "gloo", "type CUDA_VISIBLE_DEVICES= before the command"
 dist.init_process_group(BACKEND)
 rank = dist.get_rank()
@@ -51,7 +50,8 @@ for images, labels in batches():
         if len(kept) > ahead:  # one forward, one backward: at most ahead + 1 micro-batches are kept
             sending.append(backward(*kept.pop(0)))
     sending += [backward(*entry) for entry in kept]
-    _ = [work.wait() for work in sending]
+    for work in sending:
+        work.wait()
     optimizer.step()
     optimizer.zero_grad()
 states = [None, None]

@@ -1,9 +1,9 @@
-"""What all lessons share: a small network, ten batches and an optimizer. This command gives the same weights:
+"""A small network, ten batches and an optimizer. Every lesson ends with the weights of this command:
 
     python data_parallel_train.py --dataset synthetic-mnist --train-size 480 --batch-size 48 --model lenet \
         --loader resident --no-augment --optimizer sgd --lr 0.01 --epochs 1 --save weights.pth
 
-Two lessons use `--model mlp`. mixed_precision.py says by how much its weights differ; tests/lessons checks all of them.
+Two lessons use `--model mlp`, and mixed_precision.py says by how much its weights differ. tests/lessons checks this.
 """
 
 import os

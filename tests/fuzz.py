@@ -1,22 +1,23 @@
-"""Random faults in whole trainings and comparisons, for as long as told: nothing may get lost, wrong, or left behind.
+"""Inject random faults into whole trainings and comparisons, and check that nothing is lost, wrong or left behind.
 
     python tests/fuzz.py --seconds 600 --seed 1
     python tests/fuzz.py --trials 200 --kills
     python tests/fuzz.py --seed 17 --trials 1
 
-Every trial is drawn from its number, which counts up from --seed; the last command is how a finding is replayed. It is
-a script, or a comparison, with some of: signals to random processes of its tree at random moments (SIGSTOP is followed
-by SIGCONT), strange flags and environment variables. After signals the same command is run once more, and has to come
-to the end, with the results of a run that was never disturbed. With --kills, all faults are one SIGKILL.
+Each trial is drawn from its number, which counts up from --seed; the last command replays a finding. A trial runs a
+script or a comparison with signals to random processes of its tree at random times (SIGCONT follows SIGSTOP), unusual
+flags, or unusual environment variables. After signals, the same command is run again undisturbed: it must succeed with
+the results of a run without faults. With --kills, the only fault is one SIGKILL.
 
-A finding is: an exit code that is none of 0, 1, 2, 3, 4, 124 and 128 + a signal that was sent; a traceback, an error
-that nobody expected, or more than one line about it; exit code 0 with other losses; no end within five minutes; a
-process, a file in TMPDIR that is left, or a .part file (what SIGKILL may leave until the next
-start is named in docs/reliability.md); a file changed that the command does not name.
+Findings are: an exit code other than 0, 1, 2, 3, 4, 124 and 128 + a signal that was sent; a traceback, an unexpected
+error, or more than one line per error; exit code 0 with different losses; a run of more than five minutes; a process,
+.part file or file in TMPDIR that is left (docs/reliability.md lists what SIGKILL may leave until the next start); a
+changed file that the command does not name.
 """
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import re
@@ -100,26 +101,34 @@ OF_COMPARISONS = """
     --output-dir /proc/x | --against /dev/zero | --project 2 | --scaling weak | --micro-batches 1000 | --baseline ddp
     --check-maths | --dry-run | --from /dev/null | --diff /dev/null /dev/zero | --threads-per-device 2
 """
-MOST_SECONDS = 300  # for a command, which takes about 10; a comparison runs disturbed blocks again
-GONE_AFTER = 20  # seconds, until which processes that a SIGKILL left alone may live: a rank that is importing torch
-UNTOUCHED = ("notes.txt", "result.json.part", "checkpoint.ptABCDEFGH.part", "earlier.json")  # none is the program's
-PRINTED_BY_TORCHRUN = ("torchrun", "accelerate")
+MOST_SECONDS = 300  # per command; most take about 10, but a comparison repeats disturbed blocks
+GONE_AFTER = 20  # seconds that orphans of a SIGKILL may live, such as a rank that is importing torch
+UNTOUCHED = (
+    "notes.txt",
+    "result.json.part",
+    "checkpoint.ptABCDEFGH.part",
+    "earlier.json",
+)  # not written by any program
+UNDER_TORCHRUN = ("torchrun", "accelerate")
 
 
 @dataclass(frozen=True)
 class Signal:
-    """A signal, so many seconds after the start, to that process of the tree of which this is the place, in 0..1, by
-    PID; None: to all of the process group. seconds: until SIGCONT, where it is SIGSTOP."""
+    """A signal to a process of the tree, or to its whole process group.
+
+    after: when to send it, as a share of the undisturbed run time; position: which process, from 0 to 1 in order of
+    PID, or None for the group; seconds: from SIGSTOP to SIGCONT.
+    """
 
     name: str
     after: float
-    place: float | None
+    position: float | None
     seconds: float
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is tried. signals' times are shares of the time that the program takes undisturbed."""
+    """A program and the faults to inject."""
 
     program: str
     signals: tuple[Signal, ...] = ()
@@ -127,14 +136,14 @@ class Trial:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        parts = [self.program, *(f"{one.name} at {one.after:.2f}" for one in self.signals)]
+        parts = [self.program, *(f"{fault.name} at {fault.after:.2f}" for fault in self.signals)]
         parts += [repr(part) for part in (self.flags, self.environment) if part]
         return ", ".join(parts)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended: 128 + n for signal n, what it printed on stderr, how long it took, what signals it got."""
+    """How a command ended. code: 128 + n for signal n; sent: the names of the signals it got."""
 
     code: int
     stderr: str
@@ -143,47 +152,49 @@ class Ended:
 
 
 class FindingError(Exception):
-    """What is wrong, in one line, and what was seen, in many."""
+    """Arguments: what is wrong, in one line, and the evidence."""
 
 
 def draw(number: int, kills: bool) -> Trial:
-    """Return the trial of this number."""
+    """Return the trial with this number."""
     dice = random.Random(number)
     program = dice.choice([*PROGRAMS])
     if kills:
         return Trial(program, (draw_signal(dice, "SIGKILL"),))
-    own = OF_COMPARISONS if program == "comparison" else OF_SCRIPTS
-    strange = [flags for line in (FLAGS + own).split("\n") if line.strip() for flags in line.split(" | ")]
+    lines = (FLAGS + (OF_COMPARISONS if program == "comparison" else OF_SCRIPTS)).split("\n")
+    choices = [flags for line in lines if line.strip() for flags in line.split(" | ")]
     kinds = {"signals": 6, "flags": 3, "environment": 3}
     faults = dice.choices([*kinds], [*kinds.values()], k=dice.choice((1, 1, 2)))
     signals = [draw_signal(dice, dice.choice(SIGNALS)) for _ in range(dice.randint(1, 3))]
     return Trial(
         program,
         tuple(signals) if "signals" in faults else (),
-        tuple(" ".join(dice.sample(strange, dice.randint(1, 2))).split()) if "flags" in faults else (),
+        tuple(" ".join(dice.sample(choices, dice.randint(1, 2))).split()) if "flags" in faults else (),
         dice.choice(ENVIRONMENTS) if "environment" in faults else {},
     )
 
 
 def draw_signal(dice: random.Random, name: str) -> Signal:
-    """Return a signal at a random moment; the first half of a run is mostly imports."""
+    """Return a signal at a random time, less often in the first half of a run, which is mostly imports."""
     after = dice.uniform(0, 1.1) if dice.random() < 0.4 else dice.uniform(0.5, 1.05)
-    place = dice.choice((0.0, 0.0, None, dice.random(), dice.random(), dice.random()))
-    return Signal(name, after, place, dice.uniform(0.1, 3.0))
+    position = dice.choice((0.0, 0.0, None, dice.random(), dice.random(), dice.random()))
+    return Signal(name, after, position, dice.uniform(0.1, 3.0))
 
 
 def command_of(trial: Trial, place: Path) -> list[str]:
-    """Return the command of a trial whose files are in `place`."""
-    out, typed = place / "out", [*PROGRAMS[trial.program], *SMALL, "--data-root", place / "data"]
+    """Return the command of a trial that writes into `place`."""
+    out = place / "out"
     if trial.program == "comparison":
-        return [sys.executable, *map(str, (*typed, "--output-dir", out)), *trial.flags]
-    names = {"output": "result.json", "save": "weights.pth", "figure-dir": "", "checkpoint": "checkpoint.pt"}
-    files = [word for flag, name in names.items() for word in (f"--{flag}", out / name)]
-    return [sys.executable, *map(str, (*typed, *files, "--resume", out / "checkpoint.pt")), *trial.flags]
+        outputs = ["--output-dir", out]
+    else:
+        outputs = ["--output", out / "result.json", "--save", out / "weights.pth", "--figure-dir", out]
+        outputs += ["--checkpoint", out / "checkpoint.pt", "--resume", out / "checkpoint.pt"]
+    words = [sys.executable, *PROGRAMS[trial.program], *SMALL, "--data-root", place / "data", *outputs, *trial.flags]
+    return [*map(str, words)]
 
 
 def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = False) -> Ended:
-    """Run a trial's command, send its signals; seconds: what it takes undisturbed. Raises FindingError if it hangs."""
+    """Run a trial's command and send its signals. seconds: its undisturbed run time. Raise FindingError on a hang."""
     name, value = marker.split("=")
     environment = {**child_environment(), "TMPDIR": str(place / "tmp"), **trial.environment, name: value}
     flags = ["--resume"] if resume and trial.program == "comparison" else []
@@ -199,21 +210,24 @@ def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = F
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
     start, sent, stopped = time.monotonic(), set(), []
-    coming = sorted(trial.signals, key=lambda one: one.after)
+    pending = sorted(trial.signals, key=lambda fault: fault.after)
     while process.poll() is None or stopped:
         now = time.monotonic() - start
         for pid, until in [*stopped]:
             if now >= until:
                 stopped.remove((pid, until))
                 send(pid, "SIGCONT")
-        if coming and now >= coming[0].after * seconds and process.poll() is None:
-            one = coming.pop(0)
-            tree = [-process.pid] if one.place is None else sorted(alive(marker)) or [process.pid]
-            pid = tree[int((one.place or 0) * len(tree))]
-            send(pid, one.name)
-            sent.add(one.name)
-            if one.name == "SIGSTOP":
-                stopped.append((pid, now + one.seconds))
+        if pending and now >= pending[0].after * seconds and process.poll() is None:
+            fault = pending.pop(0)
+            if fault.position is None:
+                pid = -process.pid
+            else:
+                tree = sorted(alive(marker)) or [process.pid]
+                pid = tree[int(fault.position * len(tree))]
+            send(pid, fault.name)
+            sent.add(fault.name)
+            if fault.name == "SIGSTOP":
+                stopped.append((pid, now + fault.seconds))
         if now > MOST_SECONDS:
             raise FindingError(f"no end within {MOST_SECONDS} s", "\n".join(alive(marker).values()))
         time.sleep(0.005)
@@ -222,20 +236,20 @@ def run(trial: Trial, place: Path, marker: str, seconds: float, resume: bool = F
 
 
 def send(pid: int, name: str) -> None:
-    """Send a signal to a process, or to a process group -pid, that may be gone."""
+    """Send a signal to a process, or to the process group -pid. Do nothing if it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, getattr(signal, name))
 
 
 def check_end(trial: Trial, ended: Ended) -> None:
-    """Raise FindingError if the exit code, or what is on stderr, is none that a program of this project ends with."""
+    """Raise FindingError for an unexpected exit code or stderr."""
     signals = [128 + getattr(signal, name) for name in ended.sent]
     if ended.code not in (0, 1, 2, 3, 4, 124, *signals):
         raise FindingError(f"exit code {ended.code}", ended.stderr)
     errors = [line for line in ended.stderr.splitlines() if not line.startswith("warning: ")]
     if any(line.startswith("error: ") and "unexpected " in line for line in errors):
         raise FindingError("an error that nobody expected", ended.stderr)
-    if trial.program in PRINTED_BY_TORCHRUN:
+    if trial.program in UNDER_TORCHRUN:
         if re.search(rf'File "{re.escape(str(PROJECT))}/(?!\.venv/)', ended.stderr):
             raise FindingError("a traceback", ended.stderr)
         return
@@ -243,24 +257,24 @@ def check_end(trial: Trial, ended: Ended) -> None:
         raise FindingError("a traceback", ended.stderr)
     if ended.code and len(errors) > 1:
         raise FindingError(f"{len(errors)} lines about one failure", ended.stderr)
-    shown = trial.program == "comparison" and ended.code == 1  # that a row has failed stands in the table
+    shown = trial.program == "comparison" and ended.code == 1  # the table shows which row has failed
     if ended.code in (1, 2, 3, 4, 124) and not shown and not (errors and errors[0].startswith("error: ")):
         raise FindingError(f"exit code {ended.code} without a word", ended.stderr)
 
 
 def check_left(trial: Trial, place: Path, marker: str, ended: Ended, again: bool) -> None:
-    """Raise FindingError if anything is left that should not be; again: after a start that was not disturbed."""
+    """Raise FindingError if processes or files are left. again: this is the undisturbed run after a trial."""
     deadline = time.monotonic() + GONE_AFTER
     while left := alive(marker):
         if time.monotonic() > deadline:
             raise FindingError("processes are left", "\n".join(left.values()))
         time.sleep(0.05)
     killed = "SIGKILL" in ended.sent
-    one_of_many = any(one.place for one in trial.signals)  # a loader worker, say, which could not clean up
-    others = ["torchinductor_", *(["parallel-training-"] if killed and not again else [])]
-    others += ["pymp-", "torchelastic_"] if killed or again or one_of_many else []
-    others += ["torchelastic_"] if trial.program in PRINTED_BY_TORCHRUN else []
-    names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith(tuple(others))]
+    child_hit = any(fault.position for fault in trial.signals)  # such as a loader worker, which could not clean up
+    allowed = ["torchinductor_", *(["parallel-training-"] if killed and not again else [])]
+    allowed += ["pymp-", "torchelastic_"] if killed or again or child_hit else []
+    allowed += ["torchelastic_"] if trial.program in UNDER_TORCHRUN else []
+    names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith(tuple(allowed))]
     if not killed or again:
         names += [path.name for path in (place / "out").rglob("*.part") if path.name not in UNTOUCHED]
     if names:
@@ -268,18 +282,20 @@ def check_left(trial: Trial, place: Path, marker: str, ended: Ended, again: bool
 
 
 def untouched(place: Path) -> dict[str, str]:
-    """Return what stands for each file that no command names: those beside the output, and the project's own."""
-    files = {name: place / "out" / name for name in UNTOUCHED}
-    beside, own = {name: file.read_text() if file.exists() else "" for name, file in files.items()}, {}
+    """Return a fingerprint of each file that no command names: those next to the output, and the project's."""
+    fingerprints = {}
+    for name in UNTOUCHED:
+        file = place / "out" / name
+        fingerprints[name] = file.read_text() if file.exists() else ""
     for directory, below, files in os.walk(PROJECT):
         below[:] = [name for name in below if name not in ("data", "__pycache__") and not name.startswith(".")]
         paths = [Path(directory, name) for name in files if not name.startswith(".")]
-        own |= {str(path): str(path.stat().st_mtime_ns) for path in paths}
-    return {**beside, **own}
+        fingerprints |= {str(path): str(path.stat().st_mtime_ns) for path in paths}
+    return fingerprints
 
 
 def losses(program: str, out: Path) -> dict[str, list]:
-    """Return what each run learned, epoch by epoch."""
+    """Return the losses and accuracy of each run, epoch by epoch."""
     if program == "comparison":
         first = [outcome for outcome in read_results(out / "results.json").outcomes if outcome.block == 1]
         results = {outcome.configuration: outcome.result for outcome in first}
@@ -292,14 +308,14 @@ def losses(program: str, out: Path) -> dict[str, list]:
 
 
 class Fuzz:
-    """Trials in a directory, with the undisturbed run of each program, which is made when it is first needed."""
+    """Runs trials in a directory, and each program once undisturbed before its first trial."""
 
     def __init__(self, directory: Path):
         self.directory, self.marker = directory, f"FUZZ={uuid.uuid4().hex}"
         self.seconds: dict[str, float] = {}
 
     def undisturbed(self, program: str) -> Path:
-        """Return where the files of an undisturbed run are."""
+        """Return the directory of an undisturbed run. Run it first if needed."""
         place = self.directory / program.replace(" ", "-")
         if program not in self.seconds:
             prepare(place, self.directory / "data")
@@ -310,41 +326,41 @@ class Fuzz:
         return place
 
     def go_through(self, trial: Trial, place: Path) -> Ended:
-        """Run a trial in `place`; raise FindingError if something is wrong."""
+        """Run a trial in `place`. Raise FindingError if something is wrong."""
         self.undisturbed(trial.program)
         prepare(place, self.directory / "data")
-        known, calm = untouched(place), Trial(trial.program)
+        known, undisturbed = untouched(place), Trial(trial.program)
         ended = run(trial, place, self.marker, self.seconds[trial.program])
-        self.look(trial, place, ended, known)
+        self.check(trial, place, ended, known)
         if not (trial.flags or trial.environment):
-            again = run(calm, place, self.marker, 0.0, (place / "out" / "results.json").exists())
+            again = run(undisturbed, place, self.marker, 0.0, (place / "out" / "results.json").exists())
             if again.code:
                 raise FindingError(f"afterwards, the same command ends with exit code {again.code}", again.stderr)
-            self.look(calm, place, again, known, again=True)
+            self.check(undisturbed, place, again, known, again=True)
         return ended
 
-    def look(self, trial: Trial, place: Path, ended: Ended, known: dict[str, str], again: bool = False) -> None:
-        """Raise FindingError if something is wrong with how a command ended, or with what it left."""
+    def check(self, trial: Trial, place: Path, ended: Ended, known: dict[str, str], again: bool = False) -> None:
+        """Raise FindingError if a command ended wrongly, left something, or has wrong results."""
         check_end(trial, ended)
         check_left(trial, place, self.marker, ended, again)
         now = untouched(place)
         if changed := [name for name in {**known, **now} if known.get(name) != now.get(name)]:
             raise FindingError(f"changed: {', '.join(changed)}", ended.stderr)
         if ended.code == 0 and not trial.flags:
-            places = self.undisturbed(trial.program), place
-            learned, own = (losses(trial.program, where / "out") for where in places)
-            if own != learned:
-                raise FindingError("exit code 0, and other losses", f"{own}\n{learned}")
+            expected = losses(trial.program, self.undisturbed(trial.program) / "out")
+            found = losses(trial.program, place / "out")
+            if found != expected:
+                raise FindingError("exit code 0, and other losses", f"{found}\n{expected}")
 
     def clean_up(self, place: Path) -> None:
-        """Leave nothing of a trial, whatever became of it."""
+        """Kill the processes of a trial and delete its files."""
         for pid in alive(self.marker):
             send(pid, "SIGKILL")
         shutil.rmtree(place, ignore_errors=True)
 
 
 def prepare(place: Path, data: Path) -> None:
-    """Make the directories of a run in `place`, and files that it does not name."""
+    """Make the directories of a run in `place`, with files that it must not touch."""
     for name in ("out", "tmp"):
         (place / name).mkdir(parents=True, exist_ok=True)
     data.mkdir(exist_ok=True)
@@ -362,12 +378,14 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.seconds or arguments.trials):
         parser.error("give --seconds or --trials")
-    start, number, findings = time.monotonic(), arguments.seed, []
+    start, trials, findings = time.monotonic(), 0, []
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
         fuzz, place = Fuzz(Path(directory)), Path(directory, "trial")
-        while number - arguments.seed < (arguments.trials or 10**9) and (
-            not arguments.seconds or time.monotonic() - start < arguments.seconds
-        ):
+        for number in itertools.count(arguments.seed):
+            out_of_time = arguments.seconds and time.monotonic() - start >= arguments.seconds
+            if out_of_time or trials == arguments.trials:
+                break
+            trials += 1
             trial = draw(number, arguments.kills)
             try:
                 ended = fuzz.go_through(trial, place)
@@ -380,10 +398,7 @@ def main() -> None:
                 print(f"{number}: FINDING: {findings[-1]}\n{seen}", flush=True)
             finally:
                 fuzz.clean_up(place)
-            number += 1
-        for program in fuzz.seconds:
-            fuzz.clean_up(Path(directory, program.replace(" ", "-")))
-    print(f"{number - arguments.seed} trials, {len(findings)} findings", *findings, sep="\n")
+    print(f"{trials} trials, {len(findings)} findings", *findings, sep="\n")
     if findings:
         sys.exit(FAILED)
 

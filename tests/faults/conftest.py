@@ -1,4 +1,4 @@
-"""Every test here injects a fault. FAULTS_JSON=FILE keeps the results, for docs/reliability.md."""
+"""Every test here injects a fault. FAULTS_JSON=FILE writes the results for docs/reliability.md."""
 
 import contextlib
 import json
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,42 +17,42 @@ from common.errors import SuiteError
 from common.files.writing import write_json
 from tests.fixtures import PROJECT
 
-FOUND = []
+FAULTS = []
 
 
 def pytest_runtest_logreport(report):
     group, name = Path(report.nodeid.partition("::")[0]).stem, report.nodeid.partition("::")[2]
     if report.when == "call" and Path(report.fspath).parent.name == "faults" and not report.skipped:
         group = group.removeprefix("test_").replace("_", " ")
-        told = [json.loads(value) for key, value in report.user_properties if key == "fault"]
-        unheard = {"fault": name, "exit_code": None, "message": "", "seconds": None}
-        FOUND.extend({"group": group, **fault, "handled": report.passed} for fault in told or [unheard])
+        recorded = [json.loads(value) for key, value in report.user_properties if key == "fault"]
+        default = {"fault": name, "exit_code": None, "message": "", "seconds": None}
+        FAULTS.extend({"group": group, **fault, "handled": report.passed} for fault in recorded or [default])
 
 
 def pytest_sessionfinish():
-    if "FAULTS_JSON" in os.environ and FOUND:
-        write_json({"faults": FOUND}, os.environ["FAULTS_JSON"])
+    if "FAULTS_JSON" in os.environ and FAULTS:
+        write_json({"faults": FAULTS}, os.environ["FAULTS_JSON"])
 
 
 @pytest.fixture
 def keep(record_property):
-    """Keep what was said of a fault: its exit code, its message, and the seconds from the fault to the report."""
+    """keep(fault, exit_code, message, seconds): record how a fault was reported, and how long after it occurred."""
 
     def keep(fault, exit_code, message, seconds):
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
         message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
-        found = {"fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
-        record_property("fault", json.dumps(found))
+        record = {"fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
+        record_property("fault", json.dumps(record))
 
     return keep
 
 
 @pytest.fixture
 def injected(tmp_path):
-    """injected(fault, rank, epoch): the environment in which a rank does that to itself at the start of an epoch."""
+    """injected(fault, rank, epoch): environment variables that make a rank run `fault` at the start of an epoch."""
 
     def injected(fault, rank=0, epoch=1):
-        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch), "FAULT_TIME": str(tmp_path / "time")}
+        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch), "FAULT_MARKER": str(tmp_path / "fault")}
         return {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, **where}
 
     return injected
@@ -59,7 +60,7 @@ def injected(tmp_path):
 
 @pytest.fixture
 def reported(keep):
-    """Assert that a script ended with this exit code and one line on stderr that says this."""
+    """reported(fault, done, exit_code, message): assert that a script printed one error line with this message."""
 
     def reported(fault, done, exit_code, message):
         lines = done.stderr.splitlines()
@@ -73,7 +74,7 @@ def reported(keep):
 
 @pytest.fixture
 def rejected(project, reported):
-    """Run a command that must end so; return its result. The fault is named after the command by default."""
+    """Run a command that must fail with one error line. Return its result. Its words are the default fault name."""
 
     def rejected(command, exit_code, message, *flags, fault="", **options):
         done = project(command, *flags, **options)
@@ -85,7 +86,7 @@ def rejected(project, reported):
 
 @pytest.fixture
 def refused(keep):
-    """`with refused(fault, exit_code, part, …):` what is inside raises a SuiteError that says this."""
+    """with refused(fault, exit_code, *parts): assert that the body raises a SuiteError containing these parts."""
 
     @contextlib.contextmanager
     def refused(fault, exit_code, *parts):
@@ -101,16 +102,34 @@ def refused(keep):
 
 
 @pytest.fixture
-def mounted():
-    """mounted(how, what, where): what to put in front of a command for which `mount how what where` was done."""
-    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount something for one command (unshare)")
+def short_directory():
+    """A temporary directory whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def unshare():
+    """unshare(*flags): a command prefix with namespaces of its own. Skips the test if the system forbids them."""
+
+    def unshare(*flags):
+        prefix = ["unshare", "--user", *flags]
+        if not shutil.which("unshare") or subprocess.run([*prefix, "true"], capture_output=True).returncode:
+            pytest.skip("this system does not allow namespaces (unshare)")
+        return prefix
+
+    return unshare
+
+
+@pytest.fixture
+def mounted(unshare):
+    """mounted(how, what, where): the command prefix under which `mount how what where` is in effect."""
+    prefix = unshare("--map-root-user", "--mount")
     script = 'mount $1 "$2" "$3" && shift 3 && exec "$@"'
-    return lambda how, what, where: [*unshare, "sh", "-c", script, "sh", how, str(what), str(where)]
+    return lambda how, what, where: [*prefix, "sh", "-c", script, "sh", how, str(what), str(where)]
 
 
 @pytest.fixture
 def small_disk(mounted):
-    """small_disk(size, directory): what to put in front of a command for which `directory` is a disk of that size."""
+    """small_disk(size, directory): the command prefix under which `directory` is a disk of that size."""
     return lambda size, directory: mounted(f"-t tmpfs -o size={size}", "tmpfs", directory)

@@ -1,4 +1,4 @@
-"""Damaged, missing and hostile data: files made here, served by a local web server."""
+"""Damaged, missing and malicious data files, served by a local web server."""
 
 import gzip
 import http.server
@@ -24,13 +24,13 @@ from tests.fixtures import Bomb, give_up_root, make_config
 
 
 def idx(array):
-    """The IDX format (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, the data."""
+    """Encode an array as IDX (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, data."""
     header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
     return header + array.astype(np.uint8).tobytes()
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A web server on this machine. files: name → content; requests: their names; behave: how it answers."""
+    """A local web server. files: name → content; requests: names requested so far; behave: how it answers."""
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
@@ -70,13 +70,13 @@ def server():
 
 @pytest.fixture
 def known(server, monkeypatch):
-    """known(name, archives, arrays): let a small set on the local server be what is known by a real one's name."""
+    """known(name, archives, arrays): replace a real data set by a small one on the local server."""
 
     def known(name, archives, arrays):
         server.files |= {archive.name: content for archive, content in archives}
         sha256 = image_set._image_set(name, arrays, DATASETS[name].classes).sha256
-        found = {"places": (server.address,), "archives": tuple(archive for archive, _ in archives), "sha256": sha256}
-        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **found))
+        fields = {"places": (server.address,), "archives": tuple(archive for archive, _ in archives), "sha256": sha256}
+        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **fields))
 
     return known
 
@@ -99,7 +99,7 @@ def mnist(server, known):
 
 @pytest.fixture
 def cifar10(server, known):
-    """A small CIFAR-10 on the local server, with one more file in its archive, which leaves the directory."""
+    """A small CIFAR-10 on the local server. Its archive contains a file ../x outside the directory."""
     content = pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
     files = {f"cifar-10-batches-py/{name}": content for name in ("data_batch_1", "data_batch_2", "test_batch")}
     images, labels, buffer = np.full((20, 32, 32, 3), 9, np.uint8), np.arange(20) % 10, io.BytesIO()
@@ -125,25 +125,25 @@ def config_of(name, root, **values):
     return make_config(dataset=name, data_root=str(root), **values)
 
 
-# ---- downloads
+# ---- Downloads
 
 
 @pytest.mark.parametrize(
-    "name, archives, shape, there",
+    "name, archives, shape, directory",
     [("mnist", 4, (40, 28, 28), "MNIST"), ("cifar10", 1, (20, 32, 32, 3), "cifar-10-batches-py")],
 )
-def test_a_set_is_downloaded_once_and_nothing_else_is_left(name, archives, shape, there, request, tmp_path):
+def test_a_data_set_is_downloaded_once_and_leaves_nothing_else(name, archives, shape, directory, request, tmp_path):
     server, config = request.getfixturevalue(name), config_of(name, tmp_path / "new" / "data")
     for _ in range(2):
         loaded = load_image_set(config)
         assert loaded.train_images.shape == shape and loaded.test_labels[:10].tolist() == [*range(10)]
         assert loaded.classes == DATASETS[name].classes and len(server.requests) == archives
-    assert {path.name for path in (tmp_path / "new" / "data").iterdir()} == {there, ".lock", "decoded"}
-    assert not [*tmp_path.rglob("x")]  # the file that leaves the directory
+    assert {path.name for path in (tmp_path / "new" / "data").iterdir()} == {directory, ".lock", "decoded"}
+    assert not [*tmp_path.rglob("x")]  # the file outside the directory
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_an_archive_that_somebody_put_there_is_used_and_kept(name, request, tmp_path):
+def test_an_existing_archive_is_used_and_kept(name, request, tmp_path):
     server = request.getfixturevalue(name)
     for file, content in server.files.items():
         (tmp_path / file).write_bytes(content)
@@ -151,17 +151,17 @@ def test_an_archive_that_somebody_put_there_is_used_and_kept(name, request, tmp_
     assert not server.requests and {path.name for path in tmp_path.iterdir()} >= server.files.keys()
 
 
-def test_data_url_names_another_place(mnist, tmp_path, monkeypatch, refused):
+def test_data_url_replaces_the_usual_servers(mnist, tmp_path, monkeypatch, refused):
     places = ("http://127.0.0.1:9/", "http://127.0.0.1:9/second/")
     monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], places=places))
-    said = IMAGES_GZ, "127.0.0.1:9/second", "Connection refused", "--dataset synthetic-mnist"
-    with refused("no data, no network", DATA, *said):
+    parts = IMAGES_GZ, "127.0.0.1:9/second", "Connection refused", "--dataset synthetic-mnist"
+    with refused("no data, no network", DATA, *parts):
         load_image_set(config_of("mnist", tmp_path))
     assert len(load_image_set(config_of("mnist", tmp_path, data_url=mnist.address)).train_labels) == 40
 
 
 @pytest.mark.parametrize(
-    "fault, behave, said",
+    "fault, behave, message",
     [
         ("server closes at half", "half", "IncompleteRead("),
         ("server stalls", "stalls", "timed out"),
@@ -170,17 +170,17 @@ def test_data_url_names_another_place(mnist, tmp_path, monkeypatch, refused):
         ("a byte of an archive flipped", "well", "of application/gzip, whose md5 is"),
     ],
 )
-def test_a_server_that_has_something_else(fault, behave, said, mnist, tmp_path, monkeypatch, refused):
+def test_a_failed_download(fault, behave, message, mnist, tmp_path, monkeypatch, refused):
     monkeypatch.setattr(archives, "STALL_SECONDS", 0.5)
     mnist.behave, content = behave, bytearray(mnist.files[IMAGES_GZ])
     content[len(content) // 2] ^= behave == "well"
     mnist.files[IMAGES_GZ] = bytes(content)
-    with refused(fault, DATA, f"cannot download {IMAGES_GZ}", said, "--data-url"):
+    with refused(fault, DATA, f"cannot download {IMAGES_GZ}", message, "--data-url"):
         load_image_set(config_of("mnist", tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {".lock"}
 
 
-def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path, keep):
+def test_concurrent_processes_download_the_data_once(mnist, tmp_path, keep):
     start = time.perf_counter()
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=load_image_set, args=(config_of("mnist", tmp_path / "data"),)) for _ in range(3)]
@@ -193,7 +193,7 @@ def test_processes_that_need_the_data_at_once_download_it_once(mnist, tmp_path, 
     assert codes == [0, 0, 0] and len(mnist.requests) == 4
 
 
-# ---- files
+# ---- Files
 
 
 LABELS = "MNIST/raw/train-labels-idx1-ubyte"
@@ -207,13 +207,13 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
         ("20 labels changed, size and time as before", lambda content: content[:-20] + bytes(20), "its 48 bytes "),
     ],
 )
-def test_a_damaged_file_is_named(fault, damage, message, mnist, tmp_path, refused):
+def test_a_damaged_file(fault, damage, message, mnist, tmp_path, refused):
     config, path, decoded = config_of("mnist", tmp_path), tmp_path / LABELS, tmp_path / "decoded"
     load_image_set(config)
     stamp = path.stat()
     path.write_bytes(damage(path.read_bytes()))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert load_image_set(config).train_labels.max() == 9  # from the decoded copy, whose checksum is right
+    assert load_image_set(config).train_labels.max() == 9  # from the decoded copy, which is intact
     shutil.rmtree(decoded)
     with refused(fault, DATA, f"{path} is damaged; ", message, "delete it and run again"):
         load_image_set(config)
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_named(fault, damage, message, mnist, tmp_path, refuse
 
 
 def spoil(path, damage):
-    """Change what a file of NumPy's holds; its size and time stay."""
+    """Damage a NumPy file without changing its size and time."""
     before = path.stat()
     if damage == "torn header":
         path.write_bytes(path.read_bytes().replace(b"), }", b" , }"))
@@ -246,7 +246,9 @@ def spoil(path, damage):
         ("a FIFO that nobody writes", "FIFO"),
     ],
 )
-def test_a_kept_copy_that_looks_untouched_is_not_believed(name, fault, damage, mnist, tmp_path, monkeypatch, keep):
+def test_damage_to_a_decoded_copy_is_noticed_despite_equal_size_and_time(
+    name, fault, damage, mnist, tmp_path, monkeypatch, keep
+):
     drawn = [np.ones((4, 28, 28), np.uint8), np.arange(4), np.ones((2, 28, 28), np.uint8), np.arange(2)]
     monkeypatch.setitem(image_set.synthetic.DRAWN, "digits", lambda: drawn)
     config = config_of(name, tmp_path / "data")
@@ -257,10 +259,10 @@ def test_a_kept_copy_that_looks_untouched_is_not_believed(name, fault, damage, m
     again = load_image_set(config)
     keep(f"{fault} in a decoded copy of {name}, size and time as before", 0, "", time.perf_counter() - start)
     assert again.train_labels.dtype == np.int64 and np.array_equal(again.train_labels, first.train_labels)
-    assert path.is_fifo() or np.array_equal(np.load(path), first.train_labels)  # made anew, and kept
+    assert path.is_fifo() or np.array_equal(np.load(path), first.train_labels)  # restored
 
 
-def test_a_malicious_pickle_is_never_opened(cifar10, tmp_path, refused):
+def test_a_malicious_pickle_is_not_loaded(cifar10, tmp_path, refused):
     config = config_of("cifar10", tmp_path / "data")
     load_image_set(config)
     path, marker = tmp_path / "data" / "cifar-10-batches-py" / "test_batch", tmp_path / "marker"
@@ -271,11 +273,11 @@ def test_a_malicious_pickle_is_never_opened(cifar10, tmp_path, refused):
         load_image_set(config)
     assert not marker.exists()
     pickle.loads(bomb)
-    assert marker.exists()  # it would have gone off
+    assert marker.exists()  # the bomb works
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", pytest.param("mnist", marks=pytest.mark.slow)])
-def test_data_that_may_only_be_read(name, project, data_root, tmp_path, request, keep):
+def test_read_only_data(name, project, data_root, tmp_path, request, keep):
     root = tmp_path / "data"
     if name == "mnist":
         shutil.copytree(request.getfixturevalue("real_data") / "MNIST", root / "MNIST")

@@ -1,4 +1,4 @@
-"""Bad input gives one clear line on stderr and the right exit code, and leaves nothing half-written."""
+"""Bad input gives one clear error line and the right exit code."""
 
 import json
 import re
@@ -57,10 +57,10 @@ FLAGS = [
 
 @pytest.fixture
 def started(monkeypatch, data_root, tmp_path):
-    """started(command): do what the command would, in this process, until it starts others or trains."""
+    """started(command): run a command in this process until it would train or start other processes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("common.ranks.start.prepare_process", lambda config, *_: config)
-    monkeypatch.setattr("common.ranks.start.spawn_ranks", lambda *_: pytest.fail("it is started"))
+    monkeypatch.setattr("common.ranks.start.spawn_ranks", lambda *_: pytest.fail("ranks were started"))
 
     def started(command):
         monkeypatch.setattr(sys, "argv", small(command, data_root))
@@ -70,14 +70,14 @@ def started(monkeypatch, data_root, tmp_path):
 
 
 @pytest.mark.parametrize("command, words", FLAGS)
-def test_a_command_that_is_refused(command, words, started, refused, monkeypatch):
+def test_a_bad_command_is_refused(command, words, started, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(command, USAGE, words):
         started(command)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_what_does_not_go_with_compile(started, refused):
+def test_flags_that_exclude_compile(started, refused):
     with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
         replace_network(None, (1, 1, 28, 28), make_config(compile=True, cuda_graph=True))
     command = f"{SINGLE} --model mlp --compile --simulate-devices 2 --quiet"
@@ -94,7 +94,7 @@ def test_what_does_not_go_with_compile(started, refused):
         (f"{SINGLE} --device gpu", MACHINE, "sees no GPU, CUDA_VISIBLE_DEVICES=99; type --device cpu", "99"),
     ],
 )
-def test_a_process_that_is_refused(command, exit_code, words, hidden, rejected):
+def test_a_bad_command_fails_in_its_own_process(command, exit_code, words, hidden, rejected):
     rejected(command, exit_code, words, environment={"CUDA_VISIBLE_DEVICES": hidden})
 
 
@@ -112,19 +112,19 @@ def test_more_processes_than_gpus(monkeypatch, refused):
         ("a comparison's ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}, NO_WORKERS),
     ],
 )
-def test_a_plan_that_is_refused(fault, values, words, refused):
+def test_a_bad_plan_is_refused(fault, values, words, refused):
     with refused(fault, USAGE, words):
         plan(**{"loader": "resident", "methods": [("ddp", {})], "nproc": [2], **values})
 
 
 @pytest.mark.parametrize("num_workers", [[0], None])
-def test_no_workers_for_a_loader_that_has_none(num_workers):
+def test_a_loader_without_workers_gets_none(num_workers):
     rows = plan(loader="resident", num_workers=num_workers).values()
     assert {flag(row, "--num-workers") for row in rows} == {"0"}
 
 
 @pytest.mark.parametrize("command", [SINGLE, pytest.param("ddp_train.py --spawn 2", marks=pytest.mark.slow)])
-def test_a_target_that_is_not_reached(command, project, tmp_path, reported):
+def test_a_target_accuracy_that_is_not_reached(command, project, tmp_path, reported):
     output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
     flags = "--target-accuracy 0.999 --epochs 2 --model mlp --threads 1"
     done = project(f"{command} {flags}", "--output", output, "--save", weights, "--figure-dir", tmp_path)
@@ -137,7 +137,7 @@ def test_a_target_that_is_not_reached(command, project, tmp_path, reported):
     assert torch.load(weights, weights_only=True)["head.weight"].shape == (10, 512)
 
 
-def test_the_seed_of_a_block_beyond_the_largest(monkeypatch, tmp_path):
+def test_seeds_of_blocks_wrap_around_at_the_maximum(monkeypatch, tmp_path):
     seeds = []
     monkeypatch.setattr(session, "run_once", lambda row, block, seed, *_: seeds.append(seed))
     order = tuple((block, "single") for block in (1, 2, 3, 4))
@@ -152,7 +152,7 @@ def test_many_more_processes_than_cores(planned, capsys):
     assert capsys.readouterr().err.startswith("warning: --nproc 4096: the processes share 2 cores, so ")
 
 
-def test_more_ranks_than_memory_holds(mounted, tmp_path, rejected):
+def test_more_ranks_than_fit_into_memory(mounted, tmp_path, rejected):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100000", known))
     in_front = mounted("--bind", tmp_path / "meminfo", "/proc/meminfo")

@@ -1,12 +1,10 @@
-"""Machines that lack something: memory, disk, rights, packages, a display, an alphabet, idle cores."""
+"""Machines that lack something: memory, disk, permissions, packages, a display, an encoding."""
 
 import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,13 +24,13 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
     flags = f"--dataset synthetic-cifar10 --model mlp --batch-size 2048 --num-workers 2 --data-root {data_root}"
     shm = small_disk("8m", "/dev/shm")
     done = project(f"{SCRIPT} {flags}", "--figure-dir", tmp_path, tiny=False, before=shm)
-    done.stderr = done.stderr[done.stderr.find("error: ") :]  # before it, torch says something too
+    done.stderr = done.stderr[done.stderr.find("error: ") :]  # torch prints something before it
     reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
 
 
 @pytest.mark.parametrize("command", [f"{SCRIPT} --figure-dir", "compare_parallel.py --output-dir"])
-def test_an_output_directory_that_may_only_be_read(command, rejected, tmp_path):
+def test_a_read_only_output_directory(command, rejected, tmp_path):
     tmp_path.chmod(0o555)
     message = f"cannot write to {tmp_path}; Permission denied"
     done = rejected(command, 2, message, tmp_path, preexec_fn=give_up_root)
@@ -40,45 +38,50 @@ def test_an_output_directory_that_may_only_be_read(command, rejected, tmp_path):
     assert done.stdout == ""
 
 
-LACKS = {  # the fault → the command, files on the PYTHONPATH, variables, what is said; HERE: where the files are
+LACKS = {  # fault → command, files on PYTHONPATH, environment variables (HERE: that directory), parts of the message
     "torchvision that is of another torch": (
-        *(SCRIPT, {"torchvision.py": "raise RuntimeError('operator torchvision::nms does not exist')"}, {}),
-        *("torchvision cannot be imported; torch ", "pip install -r requirements.txt"),
+        SCRIPT,
+        {"torchvision.py": "raise RuntimeError('operator torchvision::nms does not exist')"},
+        {},
+        ["torchvision cannot be imported; torch ", "pip install -r requirements.txt"],
     ),
     "accelerate missing": (
-        *("accelerate_train.py", {"accelerate.py": "raise ImportError('not here')"}, {}),
-        "type: pip install accelerate",
+        "accelerate_train.py",
+        {"accelerate.py": "raise ImportError('not here')"},
+        {},
+        ["type: pip install accelerate"],
     ),
     "TORCH_LOGS=nonsense": (
-        *(SCRIPT, {}, {"TORCH_LOGS": "nonsense"}),
-        *(
-            "error: torch cannot be imported; ValueError: Invalid log settings: nons",
-            "; unset the environment variable",
-        ),
+        SCRIPT,
+        {},
+        {"TORCH_LOGS": "nonsense"},
+        ["error: torch cannot be imported; ValueError: Invalid log settings: nons", "; unset the environment variable"],
     ),
     "--compile without a compiler": (
-        *(f"{SCRIPT} --model mlp --compile", {}, {"PATH": "HERE", "CXX": ""}),
-        *("--compile needs a C++ compiler; ", "g++", "leave out --compile"),
+        f"{SCRIPT} --model mlp --compile",
+        {},
+        {"PATH": "HERE", "CXX": ""},
+        ["--compile needs a C++ compiler; ", "g++", "leave out --compile"],
     ),
 }
 
 
 @pytest.mark.parametrize("fault", LACKS)
-def test_what_a_machine_lacks_is_named(fault, rejected, tmp_path):
-    command, files, variables, words, *others = LACKS[fault]
+def test_a_missing_dependency_is_named(fault, rejected, tmp_path):
+    command, files, variables, parts = LACKS[fault]
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     environment = {name: value.replace("HERE", str(tmp_path)) for name, value in variables.items()}
     environment["PYTHONPATH"] = str(tmp_path)
-    done = rejected(command, 3, words, fault=fault, environment=environment)
-    assert all(part in done.stderr for part in others) and done.stdout == ""
+    done = rejected(command, 3, parts[0], fault=fault, environment=environment)
+    assert all(part in done.stderr for part in parts) and done.stdout == ""
 
 
 @pytest.mark.parametrize(
-    "names, variable, there",
+    "names, variable, expected",
     [("g++ clang++", "", True), ("mine", "mine -O1", True), ("g++", "/nonexistent", False), ("clang++", "", False)],
 )
-def test_a_compiler_is_the_one_that_torch_looks_for(names, variable, there, tmp_path, monkeypatch):
+def test_a_compiler_is_looked_for_like_torch_does(names, variable, expected, tmp_path, monkeypatch):
     for name in names.split():
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
@@ -86,10 +89,10 @@ def test_a_compiler_is_the_one_that_torch_looks_for(names, variable, there, tmp_
     monkeypatch.delenv("CXX", raising=False)
     if variable:
         monkeypatch.setenv("CXX", variable)
-    assert has_compiler() is there
+    assert has_compiler() is expected
 
 
-def test_cuda_graphs_without_cuda(refused):
+def test_cuda_graphs_without_a_gpu(refused):
     with refused("--cuda-graph on a CPU", MACHINE, "--cuda-graph needs a GPU; the run is on cpu; leave it out"):
         network = build_network("mlp", (1, 28, 28), 0)
         replace_network(make_context(network), (1, 1, 28, 28), make_config(cuda_graph=True))
@@ -97,7 +100,7 @@ def test_cuda_graphs_without_cuda(refused):
 
 @pytest.fixture
 def copied(tmp_path):
-    """A copy of the scripts, in a directory without a virtual environment."""
+    """A copy of the scripts in a directory without a virtual environment."""
     for script in PROJECT.glob("*.py"):
         shutil.copy(script, tmp_path)
     shutil.copytree(PROJECT / "common", tmp_path / "common")
@@ -109,7 +112,7 @@ PROGRAMS = [*(script.name for script in sorted(PROJECT.glob("*.py"))), "-m commo
 
 
 @pytest.mark.parametrize("program, prepared", [(PROGRAMS[0], True), *((program, False) for program in PROGRAMS)])
-def test_without_the_virtual_environment(program, prepared, rejected, copied):
+def test_missing_packages_outside_the_virtual_environment(program, prepared, rejected, copied):
     if prepared:
         (copied / ".venv" / "bin").mkdir(parents=True)
         (copied / ".venv" / "bin" / "activate").touch()
@@ -119,7 +122,7 @@ def test_without_the_virtual_environment(program, prepared, rejected, copied):
     assert done.stderr.endswith("; type: . .venv/bin/activate\n" if prepared else INSTALL)
 
 
-def test_a_virtual_environment_that_lacks_a_package(rejected, copied):
+def test_a_missing_package_in_the_virtual_environment(rejected, copied):
     (copied / ".venv").symlink_to(sys.prefix)
     (copied / "sitecustomize.py").write_text(
         "import importlib.util as util\nfind = util.find_spec\n"
@@ -130,7 +133,7 @@ def test_a_virtual_environment_that_lacks_a_package(rejected, copied):
     assert done.stderr.endswith(INSTALL)
 
 
-def test_an_import_for_which_there_is_no_memory(rejected):
+def test_too_little_memory_to_import_torch(rejected):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))  # libtorch_cpu.so alone is larger
 
@@ -138,7 +141,7 @@ def test_an_import_for_which_there_is_no_memory(rejected):
     assert "ulimit -v" in rejected(SCRIPT, 3, "error: torch cannot be imported; ", **options).stderr
 
 
-def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(project, rejected, tmp_path):
+def test_without_torch_results_are_shown_but_not_measured(project, rejected, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules |= {'torch': None, 'torchvision': None}\n")
     hidden = {"PYTHONPATH": str(tmp_path)}
     for flags in (("--from", LADDER, "--output-dir", tmp_path / "shown"), ("--diff", LADDER, LADDER)):
@@ -150,14 +153,14 @@ def test_without_torch_what_was_measured_is_shown_and_nothing_is_measured(projec
     rejected("compare_parallel.py --output-dir", 3, message, tmp_path / "new", **options)
 
 
-def test_the_packages_that_are_looked_for_are_the_required_ones():
+def test_the_checked_packages_are_the_requirements():
     lines = (PROJECT / "requirements.txt").read_text().split()
     assert [line.partition(">=")[0] for line in lines] == [*PACKAGES]
 
 
 @pytest.fixture(scope="session")
 def gbk(tmp_path_factory):
-    """The environment variables of a locale of which GBK is the alphabet; made here, for few systems have one."""
+    """Environment variables of a GBK locale, generated here as few systems have one."""
     place = tmp_path_factory.mktemp("locales") / "zh_CN.gbk"
     if shutil.which("localedef"):
         subprocess.run(["localedef", "-i", "zh_CN", "-f", "GBK", place], capture_output=True)  # it may warn
@@ -170,17 +173,17 @@ ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
 NO_DISPLAY = {"MPLBACKEND": "TkAgg", "DISPLAY": ""}
 
 
-@pytest.mark.parametrize("encoding, said", [("ascii", "DDP ?2"), ("gbk", "DDP ×2")])
-def test_a_terminal_that_knows_few_letters_and_no_display(encoding, said, project, request, tmp_path):
+@pytest.mark.parametrize("encoding, shown", [("ascii", "DDP ?2"), ("gbk", "DDP ×2")])
+def test_a_terminal_with_a_small_character_set_and_no_display(encoding, shown, project, request, tmp_path):
     environment = NO_DISPLAY | (request.getfixturevalue("gbk") if encoding == "gbk" else ASCII)
-    there = tmp_path / ("中文" if encoding == "gbk" else "shown")
+    output = tmp_path / ("中文" if encoding == "gbk" else "shown")
     options = {"tiny": False, "environment": environment, "encoding": encoding}
-    done = project(f"compare_parallel.py --from {LADDER} --output-dir", there, **options)
-    assert (done.returncode, done.stderr) == (0, "") and said in done.stdout
-    assert "DDP ×2" in (there / "report.md").read_text(encoding="utf-8") and [*there.glob("*.png")]
+    done = project(f"compare_parallel.py --from {LADDER} --output-dir", output, **options)
+    assert (done.returncode, done.stderr) == (0, "") and shown in done.stdout
+    assert "DDP ×2" in (output / "report.md").read_text(encoding="utf-8") and [*output.glob("*.png")]
 
 
-def test_a_tmpdir_that_is_too_long_for_sockets(rejected, tmp_path):
+def test_a_tmpdir_too_long_for_sockets(rejected, tmp_path):
     place = tmp_path / ("x" * 100)
     place.mkdir()
     options = {"fault": "TMPDIR of more than 100 characters, 2 workers", "environment": {"TMPDIR": str(place)}}
@@ -188,41 +191,40 @@ def test_a_tmpdir_that_is_too_long_for_sockets(rejected, tmp_path):
     assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
 
 
-def test_a_tmpdir_that_becomes_full(rejected, mounted):
-    place = Path(tempfile.mkdtemp())
-    full = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", place)  # itself, and one directory
-    options = {"fault": "TMPDIR without room for sockets", "environment": {"TMPDIR": str(place)}, "before": full}
+def test_a_tmpdir_that_fills_up(rejected, mounted, short_directory):
+    full = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", short_directory)  # the root and one directory
+    environment = {"TMPDIR": str(short_directory)}
+    options = {"fault": "TMPDIR without room for sockets", "environment": environment, "before": full}
     message = "epoch 1: a loader worker died; OSError: [Errno 28] No space"
     rejected(f"{SCRIPT} --num-workers 2", 1, message, **options)
-    place.rmdir()
 
 
 def test_a_clock_that_steps_back(train, injected, tmp_path):
     back, start = injected("setattr(time, 'time', lambda now=time.time: now() - 3600)"), time.perf_counter()
     result, *_ = train(SCRIPT, environment=back)
-    assert (tmp_path / "time").exists()
+    assert (tmp_path / "fault").exists()
     assert 0 < result["startup_seconds"] < result["total_seconds"] < time.perf_counter() - start
     assert 0 < result["epochs"][0]["train_seconds"] < result["total_seconds"]
 
 
 @pytest.fixture
 def read_only(mounted, tmp_path):
-    """What to put in front of a command for which all disks but `tmp_path` may only be read."""
+    """The command prefix under which everything but `tmp_path` is read-only."""
     remount = ["sh", "-c", 'mount -o remount,bind,ro / && exec "$@"', "sh"]
     before = [*mounted("-t tmpfs -o size=64m", "tmpfs", tmp_path), *remount]
     if subprocess.run([*before, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody see its disk as read-only")
+        pytest.skip("this system does not allow a read-only view of its disk")
     return before
 
 
-def test_a_machine_that_may_only_be_read(read_only, project, rejected, data_root, tmp_path):
-    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # it is there now
+def test_a_read_only_machine(read_only, project, rejected, data_root, tmp_path):
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # generate the data first
     options = {"before": read_only, "environment": {"TMPDIR": "/nowhere"}}
     message = "there is no place for temporary files; No usable temporary "
     rejected("ddp_train.py --spawn 2 --model mlp --figure-dir", 3, message, tmp_path, **options)
-    look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
+    list_files = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(tmp_path)]
     files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
-    options = {"before": [*read_only, *look], "environment": {"TMPDIR": str(tmp_path)}}
+    options = {"before": [*read_only, *list_files], "environment": {"TMPDIR": str(tmp_path)}}
     done = project(f"{SCRIPT} --model mlp", *files, **options)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-2:] == ["result.json", "synthetic-mnist-mlp-single.png"]
@@ -232,7 +234,7 @@ WORKERS, RANKS = " ".join(map(str, range(0, 400, 2))), "ddp_train.py --spawn 2 -
 
 
 @pytest.mark.parametrize(
-    "command, redirected, code, told",
+    "command, redirection, code, output",
     [
         ("compare_parallel.py --dry-run", ">&-", 0, ""),  # without stdout
         (f"compare_parallel.py --dry-run --methods ladder --num-workers {WORKERS}", "| head -1", 141, "# one device\n"),
@@ -240,9 +242,9 @@ WORKERS, RANKS = " ".join(map(str, range(0, 400, 2))), "ddp_train.py --spawn 2 -
     ],
     ids=["closed", "a plan", "ranks"],
 )
-def test_a_reader_who_has_seen_enough_or_was_never_there(command, redirected, code, told, project, data_root, tmp_path):
+def test_stdout_that_is_closed(command, redirection, code, output, project, data_root, tmp_path):
     words = small(command, data_root, "--figure-dir", tmp_path) if "ddp" in command else [command]
-    shell = f"set -o pipefail; {sys.executable} {' '.join(words)} {redirected}"
+    shell = f"set -o pipefail; {sys.executable} {' '.join(words)} {redirection}"
     run = "import os, sys; os.execvp('bash', ['bash', '-c', sys.argv[1]])"
     done = project("-c", run, shell, tiny=False)
-    assert (done.returncode, done.stderr, done.stdout) == (code, "", told)
+    assert (done.returncode, done.stderr, done.stdout) == (code, "", output)

@@ -1,4 +1,4 @@
-"""A comparison that is interrupted or disturbed keeps what it has, says so, and goes on when asked."""
+"""An interrupted or disturbed comparison keeps its results, reports what happened, and can be resumed."""
 
 import json
 import signal
@@ -21,18 +21,18 @@ SMALL += " --num-workers 0 --epochs 2"
 
 @pytest.fixture
 def comparison(data_root, tmp_path):
-    """comparison("--resume"): start a comparison of one row, twice; ignored: signals. All that it starts is marked."""
+    """comparison(flags, ignored): start a comparison of one row, twice. All its processes have INTERRUPTED set."""
     started = []
 
     def start(flags="", ignored=()):
-        def handle_signals():  # tests that run in the background may have been told to ignore them
+        def reset_signals():  # background jobs inherit ignored signals
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
         places = ("--output-dir", tmp_path, "--data-root", data_root)
         command = [sys.executable, "compare_parallel.py", *SMALL.split(), *places, *flags.split()]
         mark = {**child_environment(), "INTERRUPTED": str(tmp_path)}
-        process = subprocess.Popen(command, cwd=PROJECT, env=mark, preexec_fn=handle_signals, **PIPES)
+        process = subprocess.Popen(command, cwd=PROJECT, env=mark, preexec_fn=reset_signals, **PIPES)
         started.append(process)
         return process
 
@@ -42,14 +42,14 @@ def comparison(data_root, tmp_path):
         process.communicate()
 
 
-def in_file(file, part):
-    """How much of that a file has; None before the file is there."""
-    return len(json.loads(file.read_text())[part]) if file.exists() else None
+def count_entries(file, field):
+    """The number of entries in a field of a JSON file, or None if the file does not exist yet."""
+    return len(json.loads(file.read_text())[field]) if file.exists() else None
 
 
 def test_ctrl_c_while_torch_is_imported():
-    command, listens = [sys.executable, "data_parallel_train.py"], (signal.SIGINT, signal.SIG_DFL)
-    options = {"env": child_environment(), "preexec_fn": partial(signal.signal, *listens), **PIPES}
+    command, handle = [sys.executable, "data_parallel_train.py"], partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    options = {"env": child_environment(), "preexec_fn": handle, **PIPES}
     process = subprocess.Popen(command, cwd=PROJECT, **options)
     wait_until(lambda: "libtorch_cpu" in Path(f"/proc/{process.pid}/maps").read_text(), process=process)
     process.send_signal(signal.SIGINT)
@@ -60,12 +60,12 @@ DROPPED = """
 import os, signal, subprocess
 from common.machine.entry import run_script
 
-def tell(*_):
+def interrupt(*_):
     os.kill(os.getpid(), {number})
 
 def main():
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    {tell}
+    {setup}
     subprocess.run(["sleep", "20"], preexec_fn=lambda: None)
 
 run_script(main)
@@ -73,21 +73,24 @@ run_script(main)
 
 
 @pytest.mark.parametrize(
-    "number, tell",
-    [(signal.SIGINT, "os.register_at_fork(before=tell)"), (signal.SIGTERM, "type('Dropped', (), {'__del__': tell})()")],
+    "number, setup",
+    [
+        (signal.SIGINT, "os.register_at_fork(before=interrupt)"),
+        (signal.SIGTERM, "type('Dropped', (), {'__del__': interrupt})()"),
+    ],
 )
-def test_a_signal_where_python_drops_what_it_raises(number, tell, project):
-    done = project("-c", DROPPED.format(number=int(number), tell=tell), tiny=False)
+def test_a_signal_in_code_whose_exceptions_python_drops(number, setup, project):
+    done = project("-c", DROPPED.format(number=int(number), setup=setup), tiny=False)
     assert (done.returncode, done.stderr) == (128 + number, "")
 
 
 @pytest.mark.slow
-def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_path):
+def test_ignored_sighup_then_sigkill_and_resume(comparison, tmp_path):
     results = tmp_path / "results.json"
     process = comparison(ignored=[signal.SIGHUP])
-    wait_until(lambda: in_file(results, "outcomes"), process=process)
+    wait_until(lambda: count_entries(results, "outcomes"), process=process)
     process.send_signal(signal.SIGHUP)
-    with pytest.raises(subprocess.TimeoutExpired):  # it goes on
+    with pytest.raises(subprocess.TimeoutExpired):  # it keeps running
         process.wait(1)
     process.kill()
     wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=2)
@@ -96,16 +99,16 @@ def test_sigkill_and_resume_after_a_hangup_that_nohup_ignores(comparison, tmp_pa
     out, _ = again.communicate(timeout=60)
     assert again.returncode == 0 and "of which 1 are kept" in out
     assert read_results(results).outcomes[0] == first
-    assert len(read_results(results).outcomes) >= 2  # more, if another program disturbed a block
+    assert len(read_results(results).outcomes) >= 2  # more if another program disturbed a block
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal(number, comparison, tmp_path):
-    """Rows take turns: none has come to its end, but all have trained an epoch."""
+def test_a_signal_before_any_run_has_finished(number, comparison, tmp_path):
+    """Rows take turns: each has trained at least one epoch, but none has finished."""
     flags, files = "--methods single ddp --repeats 1 --epochs 12", [f"runs/{name}-1.json" for name in ("single", "ddp")]
     process, killed = comparison(flags), number == signal.SIGKILL
-    wait_until(lambda: all(in_file(tmp_path / file, "epochs") for file in files), process=process)
+    wait_until(lambda: all(count_entries(tmp_path / file, "epochs") for file in files), process=process)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=5)
@@ -113,16 +116,16 @@ def test_a_signal(number, comparison, tmp_path):
     assert process.returncode == (-number if killed else 128 + number)
     assert killed or err.startswith("Interrupted before the first run had ended: there is nothing to show. ")
     again = comparison(f"{flags} --resume")
-    _, err = again.communicate(timeout=300)  # three blocks, if another program disturbs them
+    _, err = again.communicate(timeout=300)  # three blocks if another program disturbs them
     assert again.returncode == 0, err
     report = read_results(tmp_path / "results.json")
     assert report.in_turns and {outcome.configuration for outcome in report.outcomes} == {"ddp", "single"}
 
 
 @pytest.mark.slow
-def test_a_comparison_that_is_stopped_for_a_while(comparison, tmp_path):
+def test_a_comparison_that_is_paused(comparison, tmp_path):
     if busy_seconds() is None:
-        pytest.skip("what other programs use of this machine is not known")
+        pytest.skip("the CPU time of other programs is unknown here")
     process = comparison("--repeats 1 --epochs 1")
     wait_until((tmp_path / "runs" / "single-1.log").exists, process=process)
     process.send_signal(signal.SIGSTOP)

@@ -1,11 +1,9 @@
-"""Nothing of a run outlives what started it, however that ended: no rank, no loader worker, no temporary directory."""
+"""No rank, loader worker or temporary directory outlives the process that started it, however that process ends."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from pathlib import Path
 
@@ -28,16 +26,16 @@ HELPER = "common.programs.check"
 
 @pytest.fixture
 def marked():
-    """marked(*command, **variables): Python, started with a mark that all that it starts has; marked.alive(): these."""
-    mark = f"TEST_MARKER={uuid.uuid4().hex}"
+    """marked(*command, **variables): start Python with a mark that its children inherit. marked.alive(): all marked."""
+    mark = uuid.uuid4().hex
 
     def start(*command, cwd=PROJECT, before=(), pipes=(), **variables):
-        environment = {**child_environment(), **dict([mark.split("=")]), "PYTHONPATH": str(PROJECT), **variables}
+        environment = {**child_environment(), "TEST_MARKER": mark, "PYTHONPATH": str(PROJECT), **variables}
         options = dict.fromkeys(pipes, subprocess.PIPE)
         words = [*before, sys.executable, *map(str, command)]
         return subprocess.Popen(words, cwd=cwd, env=environment, text=True, **options)
 
-    start.alive = lambda named="": {pid: command for pid, command in alive(mark).items() if named in command}
+    start.alive = lambda part="": {pid: command for pid, command in alive(mark).items() if part in command}
     yield start
     for process in alive(mark):
         os.kill(process, signal.SIGKILL)
@@ -63,11 +61,13 @@ def text_of(file):
     ],
 )
 @pytest.mark.slow
-def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path, marked):
-    temporary, log = Path(tempfile.mkdtemp()), tmp_path / "log"  # a short path, for sockets
+def test_no_process_is_left_after_a_signal(
+    launcher, victim, number, code, data_root, tmp_path, short_directory, marked
+):
+    log = tmp_path / "log"
     training = (*launcher, *TRAINING, "--data-root", data_root, "--figure-dir", tmp_path)
-    parent = marked("-c", PARENT, log, sys.executable, *training, TMPDIR=str(temporary))
-    wait_until(lambda: "Epoch [2/" in text_of(log), process=parent)  # two ranks with a worker each are at work
+    parent = marked("-c", PARENT, log, sys.executable, *training, TMPDIR=str(short_directory))
+    wait_until(lambda: "Epoch [2/" in text_of(log), process=parent)  # both ranks and their workers are running
     running, pid = marked.alive(), parent.pid
     assert len(running) >= 6, running  # parent, launcher, 2 ranks, 2 workers
     if victim == "launcher":
@@ -79,10 +79,9 @@ def test_no_process_is_left(launcher, victim, number, code, data_root, tmp_path,
     assert parent.wait(40) % 256 == code % 256
     wait_until(lambda: not marked.alive(), 2)
     if victim == "guard and parent":
-        assert list(temporary.glob("parallel-training-*"))
-        assert marked("-c", USE, TMPDIR=str(temporary)).wait() == 0
-    wait_until(lambda: not list(temporary.glob("parallel-training-*")), 2)  # torchrun leaves a directory of its own
-    shutil.rmtree(temporary)
+        assert list(short_directory.glob("parallel-training-*"))
+        assert marked("-c", USE, TMPDIR=str(short_directory)).wait() == 0
+    wait_until(lambda: not list(short_directory.glob("parallel-training-*")), 2)  # torchrun leaves its own directory
 
 
 SLOW_IMPORT = """
@@ -104,7 +103,7 @@ def test_a_rank_whose_launcher_is_killed_while_it_imports_torch(tmp_path, marked
     wait_until(lambda: not marked.alive(), 10)
 
 
-def test_a_directory_is_swept_when_its_process_is_gone(tmp_path, monkeypatch, marked):
+def test_the_directory_of_a_dead_process_is_removed(tmp_path, monkeypatch, marked):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     others = [tmp_path / f"parallel-training-{rest}" for rest in ("notes", "4711-abcdefgh")]
@@ -129,27 +128,24 @@ sys.exit(not os.path.isdir(os.environ['TMPDIR']))
 """
 
 
-def test_comparisons_in_containers_that_share_a_directory(tmp_path, marked):
-    """Each has PIDs of its own, 1 being the shell's, which stays for a second: the guard has time to clean up."""
-    unshare = "unshare --user --map-root-user --pid --fork --mount-proc".split()
-    if not shutil.which("unshare") or subprocess.run([*unshare, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody make a namespace for PIDs (unshare)")
-    temporary, container = Path(tempfile.mkdtemp()), [*unshare, "sh", "-c", '"$@"; code=$?; sleep 1; exit $code', "sh"]
+def test_containers_that_share_a_temporary_directory(tmp_path, short_directory, unshare, marked):
+    """Both containers use the same PIDs. PID 1, a shell, stays for a second so that the guard can clean up."""
+    namespaces = unshare("--map-root-user", "--pid", "--fork", "--mount-proc")
+    container = [*namespaces, "sh", "-c", '"$@"; code=$?; sleep 1; exit $code', "sh"]
 
     def compare(name, code):
         command = ("-c", PARENT, tmp_path / name, sys.executable, "-c", code)
-        return marked(*command, cwd=tmp_path, before=container, TMPDIR=str(temporary))
+        return marked(*command, cwd=tmp_path, before=container, TMPDIR=str(short_directory))
 
     first = compare("first", LOOK)
     wait_until(lambda: text_of(tmp_path / "first"), process=first)
     assert compare("second", "import os; assert os.getpid()").wait(60) == 0
     (tmp_path / "go").touch()
-    assert first.wait(60) == 0 and not [*temporary.glob("parallel-training-*")]
-    shutil.rmtree(temporary)
+    assert first.wait(60) == 0 and not [*short_directory.glob("parallel-training-*")]
 
 
 @pytest.mark.slow
-def test_what_a_shell_with_a_rank_started_outlives_the_shell(data_root, tmp_path, marked):
+def test_a_training_without_ranks_outlives_a_shell_that_has_a_rank(data_root, tmp_path, marked):
     cluster = {"RANK": "3", "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     log = tmp_path / "log"
     code = "import subprocess, sys; subprocess.run(sys.argv[2:], stdout=open(sys.argv[1], 'w'))"
@@ -157,18 +153,18 @@ def test_what_a_shell_with_a_rank_started_outlives_the_shell(data_root, tmp_path
     shell = marked("-c", code, log, sys.executable, *training, **cluster)
     wait_until(lambda: text_of(log).count("Epoch [") >= 2, process=shell)
     kill(shell)
-    known = text_of(log).count("Epoch [")
-    wait_until(lambda: text_of(log).count("Epoch [") >= known + 2)
+    before = text_of(log).count("Epoch [")
+    wait_until(lambda: text_of(log).count("Epoch [") >= before + 2)
 
 
-def test_a_helper_ends_with_the_comparison(marked):
+def test_a_helper_process_ends_with_the_comparison(marked):
     parent = marked("-c", f"from comparison.run.launch import ask; ask('{HELPER}')")
     wait_until(lambda: marked.alive(f"-m {HELPER}"))
     kill(parent)
     wait_until(lambda: not marked.alive(), 2)
 
 
-def test_a_helper_that_is_killed_is_named(tmp_path, marked):
+def test_a_killed_helper_process_is_named(tmp_path, marked):
     flags = ("compare_parallel.py", "--dry-run", "--output-dir", tmp_path)
     process = marked(*flags, pipes=("stdout", "stderr"))
     os.kill(next(iter(wait_until(lambda: marked.alive(f"-m {HELPER}"), process=process))), signal.SIGKILL)

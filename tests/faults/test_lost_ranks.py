@@ -1,4 +1,4 @@
-"""A rank or a worker that dies, hangs or runs out of memory is named, with its cause, in one line."""
+"""A rank or loader worker that dies, hangs or runs out of memory is named in one line with the cause."""
 
 import multiprocessing
 import signal
@@ -29,7 +29,7 @@ AFTER = "after 1 of 3 epochs"
 
 @pytest.fixture
 def broken(monkeypatch, data_root, injected, tmp_path):
-    """Run a script in which a rank does something to itself in epoch 2, as the comparison does; return its Outcome."""
+    """Run a script like a comparison does, with a fault in epoch 2 of a rank. Return the Outcome."""
 
     def broken(command, fault, *flags, rank=1):
         for name, value in {**child_environment(), **injected(fault, rank, epoch=2)}.items():
@@ -47,7 +47,7 @@ SILENT = "epoch 2: lost contact with another rank; rank {} did not answer in tim
 LEAVE, HANG, HUGE = "os._exit(3)", "time.sleep(1000)", "torch.empty(2**50)"
 KILL, CRASH, STOP = (f"os.kill(os.getpid(), signal.{name})" for name in ("SIGKILL", "SIGSEGV", "SIGSTOP"))
 WAIT, WORKERS = " --dist-timeout 3", "data_parallel_train.py --model mlp --num-workers 2"
-LOST = [  # the fault's name, the command, which rank does what to itself, what is said of it
+LOST = [  # fault, command, rank, expression that the rank evaluates, parts of the message
     ("a rank calls os._exit(3)", SPAWN, 1, LEAVE, CODE_3),
     ("a rank crashes with SIGSEGV", SPAWN, 1, CRASH, f"{ENDED}signal 11 (SIGSEGV)"),
     ("a rank runs out of memory", SPAWN, 1, HUGE, f"{MEMORY}; RuntimeError", "try a smaller --batch-size"),
@@ -64,36 +64,36 @@ LOST = [  # the fault's name, the command, which rank does what to itself, what 
 
 
 @pytest.mark.parametrize("case", [LOST[0], *map(slow, LOST[1:])], ids=lambda case: case[0])
-def test_what_a_comparison_says_of_a_rank_that_is_lost(case, broken, keep, tmp_path):
+def test_a_lost_rank_is_reported(case, broken, keep, tmp_path):
     fault, command, rank, code, *words = case
     outcome, log = broken(command, code, rank=rank), tmp_path / "runs" / "ddp-1.log"
     keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
     status = "out of memory" if words[0].startswith(MEMORY) else "failed"
     assert (outcome.status, outcome.exit_code, outcome.result) == (status, 1, None)
     assert all(part in outcome.reason for part in (*words, AFTER, f"(log: {log})")), outcome.reason
-    assert "via SIGTERM, forcefully exiting" not in log.read_text()  # as torchrun does it after 30 s
+    assert "via SIGTERM, forcefully exiting" not in log.read_text()  # which torchrun prints after 30 s
 
 
-def test_a_rank_that_still_waits_is_not_the_one_that_hangs(monkeypatch):
+def test_a_rank_that_still_waits_is_not_blamed_for_a_hang(monkeypatch):
     store = torch.distributed.HashStore()
     monkeypatch.setattr(lost_ranks, "group_store", lambda: store)
     monkeypatch.setattr(lost_ranks, "GRACE_SECONDS", 0.2)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    late = threading.Timer(1.0, lambda: store.set("lost-1", ""))  # it began to wait later, and gives up later
+    late = threading.Timer(1.0, lambda: store.set("lost-1", ""))  # it started to wait later, so it gives up later
     late.start()
     assert lost_ranks._missing_ranks(30.0) == [2]
     late.join()
 
 
 def offer(pipe):
-    """As a loader's worker does with a batch: whoever wants it connects to this process."""
+    """Send a file descriptor like a loader worker sends a batch: the receiver has to connect to this process."""
     pipe.send(DupFd(0))
     signal.pause()
 
 
 def test_a_loader_worker_that_is_killed_before_its_batch_is_fetched():
-    """Its DataLoader only says so if it knows by then that the worker is dead: a random kill found the other case."""
+    """The DataLoader does not notice this itself if it does not know yet that the worker is dead."""
     ours, theirs = multiprocessing.Pipe()
     worker = multiprocessing.get_context("fork").Process(target=offer, args=(theirs,))
     worker.start()
@@ -116,7 +116,7 @@ def test_nan_loss(command, tmp_path, rejected):
 
 
 @pytest.mark.slow
-def test_a_restarted_rank_goes_on_where_it_was(broken, tmp_path):
+def test_a_restarted_rank_resumes_from_its_checkpoint(broken, tmp_path):
     once = 'os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os._exit(3)'
     checkpoint = tmp_path / "checkpoint.pt"
     restarting = TORCHRUN.replace("--nproc", "--max-restarts=1 --nproc")
@@ -138,8 +138,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 @pytest.mark.parametrize("rank", [slow(0), 1])
-def test_agents_that_counted_different_numbers_of_restarts(rank, data_root, tmp_path, free_port):
-    """Each counts only its own failures: two of the three restart because the third does, and count none."""
+def test_agents_with_different_restart_counts(rank, data_root, tmp_path, free_port):
+    """An agent counts only its own failures: two of three restart because the third does, and count none."""
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
     meet = f"--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:{free_port} --local_addr=127.0.0.1"
     agent = f"-m torch.distributed.run --nnodes=3 --nproc_per_node=1 --max-restarts=1 {meet}"
@@ -158,7 +158,7 @@ def test_agents_that_counted_different_numbers_of_restarts(rank, data_root, tmp_
 
 
 @pytest.mark.slow
-def test_the_usual_port_is_taken(project, tmp_path):
+def test_the_default_port_is_taken(project, tmp_path):
     with socket.create_server(("", 29500)):
         done = project(SPAWN, "--figure-dir", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,11 +1,11 @@
-"""Files that somebody made on purpose, or that are no files: results whose checksum is right, names, directories."""
+"""Deliberately malformed input: results with a correct checksum, special files, unusual names."""
 
 import copy
+import functools
 import itertools
 import json
+import operator
 import os
-import shutil
-import subprocess
 import sys
 
 import pytest
@@ -21,19 +21,8 @@ SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"
 
 
-def change(values, *path, value=None):
-    """Set what lies deep in a file's values; without a value, delete it."""
-    *path, last = path
-    for step in path:
-        values = values[step]
-    if value is None:
-        del values[last]
-    else:
-        values[last] = value
-
-
 EPOCH = ("outcomes", 0, "result", "epochs", 0)
-MALFORMED = {  # what is changed, and its new value; None: it is deleted
+MALFORMED = {  # fault → path of keys, new value or None to delete it
     "no settings": (("settings",), {}),
     "settings without the batch size": (("settings", "batch_size"), None),
     "no environment": (("environment",), {}),
@@ -53,32 +42,37 @@ MALFORMED = {  # what is changed, and its new value; None: it is deleted
 
 
 def signed(directory, path, value):
-    """A results.json that was changed there, and whose checksum is right."""
+    """Write a results.json with a changed value and a correct checksum."""
     values = json.loads(GENUINE.read_text())
     del values["sha256"]
-    change(values, *path, value=value)
+    *parents, key = path
+    parent = functools.reduce(operator.getitem, parents, values)
+    if value is None:
+        del parent[key]
+    else:
+        parent[key] = value
     file = directory / "results.json"
     file.write_text(json.dumps({**values, "sha256": results_file.checksum(copy.deepcopy(values))}))
     return file
 
 
 @pytest.fixture
-def shown(monkeypatch, tmp_path, refused):
-    """shown(fault, file): --from and --diff of a file must both be refused, and write nothing."""
+def refuse_both(monkeypatch, tmp_path, refused):
+    """refuse_both(fault, file, *parts): assert that --from and --diff refuse a file and write nothing."""
 
-    def shown(fault, file, *parts):
+    def refuse_both(fault, file, *parts):
         for flags in (("--from", file, "--output-dir", tmp_path / "shown"), ("--diff", GENUINE, file)):
             monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *map(str, flags)])
             with refused(f"{flags[0]} {fault}", DATA, str(file), *parts):
                 compare_parallel.main()
         assert not (tmp_path / "shown").exists()
 
-    return shown
+    return refuse_both
 
 
 @pytest.mark.parametrize("fault", MALFORMED)
-def test_results_that_are_signed_and_malformed(fault, shown, tmp_path):
-    shown(fault, signed(tmp_path, *MALFORMED[fault]))
+def test_malformed_results_with_a_correct_checksum(fault, refuse_both, tmp_path):
+    refuse_both(fault, signed(tmp_path, *MALFORMED[fault]))
 
 
 @pytest.mark.parametrize("name", ["dataset", "batch_size"])
@@ -88,34 +82,34 @@ def test_results_with_a_setting_of_another_type(name, refused, tmp_path):
         results_file.read_results(file)
 
 
-def nested(file):
+def write_deeply_nested(file):
     file.write_text(GENUINE.read_text().rstrip().removesuffix("}") + f', "deep": {"[" * 10**5}{"]" * 10**5}}}')
 
 
-def of_a_tebibyte(file):
+def write_sparse_tebibyte(file):
     with open(file, "w") as opened:
-        opened.truncate(2**40)  # of nothing
+        opened.truncate(2**40)
 
 
 @pytest.mark.parametrize(
     "fault, make, words",
     [
-        ("100000 brackets", nested, ""),
+        ("100000 brackets", write_deeply_nested, ""),
         ("a FIFO", os.mkfifo, "it is a FIFO"),
-        ("a file of 1 TiB", of_a_tebibyte, "it has 1,099,511,627,776 bytes"),
+        ("a file of 1 TiB", write_sparse_tebibyte, "it has 1,099,511,627,776 bytes"),
         ("/dev/zero", lambda file: file.symlink_to("/dev/zero"), "it is a device"),
     ],
 )
-def test_results_that_are_no_such_file(fault, make, words, shown, tmp_path):
+def test_special_files_instead_of_results(fault, make, words, refuse_both, tmp_path):
     make(tmp_path / "results.json")
-    shown(fault, tmp_path / "results.json", words)
+    refuse_both(fault, tmp_path / "results.json", words)
 
 
 TOO_LONG = "x" * 300
 
 
 @pytest.mark.parametrize("flag", ["--output", "--save", "--checkpoint"])
-def test_names_that_no_output_can_have(flag, parsed, tmp_path, refused):
+def test_output_names_that_are_too_long(flag, parsed, tmp_path, refused):
     with refused(f"{flag} of 300 characters", USAGE, "cannot write ", "File name too long"):
         parsed(flag, tmp_path / TOO_LONG)
 
@@ -128,7 +122,7 @@ def test_names_that_no_output_can_have(flag, parsed, tmp_path, refused):
         ("--dataset", f"folder:{TOO_LONG}", "this name is too long for a file; "),
     ],
 )
-def test_names_that_no_file_can_have(flag, value, words, monkeypatch, tmp_path, refused):
+def test_input_names_that_are_too_long(flag, value, words, monkeypatch, tmp_path, refused):
     monkeypatch.setattr(sys, "argv", [SCRIPT, flag, value, "--figure-dir", str(tmp_path)])
     with refused(f"{flag} of 300 characters", USAGE, words):
         try:
@@ -161,7 +155,7 @@ FILES = ("--output", "--save", "--checkpoint", "--figure-dir")
 
 
 @pytest.mark.slow
-def test_directories_whose_names_are_no_utf8(project, tmp_path):
+def test_directory_names_that_are_not_utf8(project, tmp_path):
     place = tmp_path / os.fsdecode(b"no \xff\xfe utf-8")
     for part, name in itertools.product(("train", "test"), (os.fsdecode(b"\xff"), "b")):
         (place / "images" / part / name).mkdir(parents=True)
@@ -178,10 +172,8 @@ def test_directories_whose_names_are_no_utf8(project, tmp_path):
     assert again.returncode == 0, again.stderr
 
 
-def test_a_user_without_a_home(project, tmp_path):
-    nobody = ["unshare", "--user", "--map-user=54321", "env", "-u", "HOME"]
-    if not shutil.which("unshare") or subprocess.run([*nobody, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody be another user (unshare)")
+def test_a_user_without_a_home(project, unshare, tmp_path):
+    nobody = [*unshare("--map-user=54321"), "env", "-u", "HOME"]
     files = ("--output", tmp_path / "result.json", "--figure-dir", tmp_path)
     done = project(SCRIPT, "--model", "mlp", *files, before=nobody)
     assert (done.returncode, done.stderr) == (0, "")

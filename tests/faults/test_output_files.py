@@ -1,4 +1,4 @@
-"""Files that a command is to write, where something else lies, or that a writer has left half-written."""
+"""Output files: something else is in their place, or a killed writer has left a partial file."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ from tests.fixtures import PROJECT, child_environment, give_up_root
 
 def make_device(path):
     try:
-        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # another /dev/null
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))  # like /dev/null
     except PermissionError:
-        pytest.skip("only root may make a device")
+        pytest.skip("only root can create a device")
 
 
 def make_socket(path):
-    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:  # its whole path may be too long
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:  # its full path may be too long
         listener.bind(path.name)
 
 
@@ -33,7 +33,7 @@ SPECIAL = {"a device": make_device, "a FIFO": os.mkfifo, "a socket": make_socket
     "flag, linked", [("--output", False), ("--output", True), ("--save", True), ("--checkpoint", False)]
 )
 @pytest.mark.parametrize("kind", SPECIAL)
-def test_what_is_no_file_is_not_replaced(kind, linked, flag, parsed, tmp_path, refused):
+def test_special_files_are_not_replaced(kind, linked, flag, parsed, tmp_path, refused):
     path = tmp_path / "special"
     SPECIAL[kind](path)
     before = path.lstat()
@@ -45,7 +45,7 @@ def test_what_is_no_file_is_not_replaced(kind, linked, flag, parsed, tmp_path, r
     assert (tmp_path / "special").lstat() == before
 
 
-def test_a_circle_of_links(parsed, tmp_path, refused):
+def test_a_loop_of_links(parsed, tmp_path, refused):
     (tmp_path / "link").symlink_to("link")
     with refused("--output is a circle of links", USAGE, f"cannot write {tmp_path / 'link'}; Too many levels of symb"):
         parsed("--output", tmp_path / "link")
@@ -61,35 +61,35 @@ def test_a_circle_of_links(parsed, tmp_path, refused):
         (("--model", "net.py:build"), ("--output", "net.py")),
     ],
 )
-def test_two_flags_that_name_one_file(first, second, parsed, tmp_path, monkeypatch, refused):
+def test_two_flags_with_the_same_file(first, second, parsed, tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "b").mkdir()
     (tmp_path / "link").symlink_to("a")
     for flags in ((first, second), (second, first)):
-        typed = (*flags[0], *flags[1])
-        said = (f"{first[0]} and {second[0]} need a ", f"file each; both are {tmp_path}")
-        with refused(f"{' '.join(typed)} are one file", USAGE, *said):
-            parsed(*typed)
-    parsed("--checkpoint", "a", "--resume", "a")  # which is what going on needs
+        words = (*flags[0], *flags[1])
+        parts = (f"{first[0]} and {second[0]} need a ", f"file each; both are {tmp_path}")
+        with refused(f"{' '.join(words)} are one file", USAGE, *parts):
+            parsed(*words)
+    parsed("--checkpoint", "a", "--resume", "a")  # allowed
 
 
-def test_a_file_that_may_only_be_read_is_refused(project, tmp_path, reported):
+def test_a_read_only_file_is_refused(project, tmp_path, reported):
     (tmp_path / "file").touch(0o444)
     files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
     done = project("data_parallel_train.py", *files, preexec_fn=give_up_root)
     reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
 
 
-def test_a_link_stays_one(tmp_path):
+def test_a_link_is_kept(tmp_path):
     (tmp_path / "below").mkdir()
     (tmp_path / "link").symlink_to("below/file")
-    for _ in range(2):  # the file is not there, and then it is
+    for _ in range(2):  # without and with an existing file
         write_json({}, tmp_path / "link")
         assert (tmp_path / "link").is_symlink() and (tmp_path / "below" / "file").read_text() == "{}"
         assert len([*tmp_path.rglob("*")]) == 3
 
 
-def test_a_file_keeps_its_mode_and_its_owner(tmp_path):
+def test_a_replaced_file_keeps_its_mode_and_owner(tmp_path):
     path, mode = tmp_path / "file", 0o664
     path.touch()
     path.chmod(mode)
@@ -99,10 +99,10 @@ def test_a_file_keeps_its_mode_and_its_owner(tmp_path):
     write_json({}, path)
     after = path.stat()
     assert stat.S_IMODE(after.st_mode) == mode and (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
-    assert after.st_ino != before.st_ino  # it was replaced
+    assert after.st_ino != before.st_ino  # it is a new file
 
 
-def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
+def test_a_new_file_respects_the_umask(tmp_path):
     before = os.umask(0o077)
     try:
         write_json({}, tmp_path / "file")
@@ -112,7 +112,7 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["file", "中" * 83], ids=["short", "Chinese"])
-def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name, tmp_path):
+def test_only_the_partial_files_of_dead_writers_are_removed(name, tmp_path):
     path = tmp_path / name
     code = (
         "import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
@@ -123,13 +123,13 @@ def test_what_a_killed_writer_left_is_swept_and_a_living_one_is_left_alone(name,
     try:
         for writer in writers:
             writer.stdout.readline()
-        (tmp_path / f"{name[:200]}.part").touch()  # a person's own
+        (tmp_path / f"{name[:200]}.part").touch()  # the user's own file
         assert len([*tmp_path.iterdir()]) == 3
         writers[0].kill()
         writers[0].wait()
         with replacing(path) as file:
             file.write(b"new")
-            assert len([*tmp_path.iterdir()]) == 3  # the killed writer's is gone
+            assert len([*tmp_path.iterdir()]) == 3  # the killed writer's file is gone
         assert path.read_bytes() == b"new"
         writers[1].kill()
         writers[1].wait()

@@ -1,11 +1,11 @@
-"""A training that is told to end, as a cluster does it, ends after the step, keeps what it has, and leaves nothing."""
+"""A training that gets a signal, like from a cluster, ends after the current step, saves its state and cleans up."""
 
 import json
+import os
 import shutil
 import signal
 import tempfile
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,25 +23,24 @@ STEPS = 60
 
 @pytest.fixture
 def training(project, injected, tmp_path):
-    """training(command, name, fault, *flags): train two epochs; in the second, rank 1 or the only one does `fault`.
+    """training(command, name, fault, *flags): train two epochs, with a fault in the second on the last rank.
 
-    Returns the finished process, and what it left in a TMPDIR of its own.
+    Returns the finished process. Its attribute `left` names the temporary files it left.
     """
 
     def training(command, name, fault, *flags, writes=("output", "save", "checkpoint")):
-        temporary = Path(tempfile.mkdtemp())  # a short path, for sockets
         breaking = injected(fault, 0 if command.startswith(SINGLE) else 1, epoch=2) if fault else {}
-        named = [word for flag in writes for word in (f"--{flag}", tmp_path / f"{name}.{flag}")]
+        outputs = [word for flag in writes for word in (f"--{flag}", tmp_path / f"{name}.{flag}")]
         size = f"--model mlp --train-size {48 * STEPS} --epochs 2 --figure-dir {tmp_path}"
-        done = project(
-            f"{command} {size}",
-            *(*named, *flags),
-            environment={"TMPDIR": str(temporary), **breaking},
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests may run under nohup
-        )
-        left = [path.name for path in temporary.iterdir() if not path.name.startswith(("torchinductor_", "torchelas"))]
-        shutil.rmtree(temporary)
+        with tempfile.TemporaryDirectory() as temporary:  # tmp_path would be too long for sockets
+            done = project(
+                f"{command} {size}",
+                *(*outputs, *flags),
+                environment={"TMPDIR": temporary, **breaking},
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored under nohup
+            )
+            left = [name for name in os.listdir(temporary) if not name.startswith(("torchinductor_", "torchelas"))]
         done.left = [*left, *(path.name for path in tmp_path.glob("*.part"))]
         return done
 
@@ -63,25 +62,27 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize("told, last", [((3, 3), 4), ((9, 3, 5), 10), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)])
-def test_ranks_agree_on_the_last_step(told, last):
-    """told: after which of 20 steps each rank is told to end, whose steps begin together, as those of DDP do."""
-    store, together, ended = torch.distributed.HashStore(), threading.Barrier(len(told), timeout=20), {}
+@pytest.mark.parametrize(
+    "signalled, last", [((3, 3), 4), ((9, 3, 5), 10), ((20, 3), 20), ((3, 21), 20), ((21, 21), 20)]
+)
+def test_ranks_agree_on_the_last_step(signalled, last):
+    """signalled: the step of 20 after which each rank has the signal. All start a step together, like with DDP."""
+    store, together, ended = torch.distributed.HashStore(), threading.Barrier(len(signalled), timeout=20), {}
 
     def train(rank):
-        place = Rank(rank, len(told), torch.device("cpu"), store, None, None)
+        place = Rank(rank, len(signalled), torch.device("cpu"), store, None, None)
         for step in range(1, 21):
             together.wait()
             ended[rank] = step
-            if step >= told[rank] and place.all_end_after(step):
+            if step >= signalled[rank] and place.all_end_after(step):
                 break
 
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(told))]
+    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(signalled))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ended == dict.fromkeys(range(len(told)), last)
+    assert ended == dict.fromkeys(range(len(signalled)), last)
 
 
 @pytest.mark.slow
@@ -89,26 +90,28 @@ def test_ranks_agree_on_the_last_step(told, last):
     "command, fault, number, code",
     [
         (SINGLE, ITSELF, "SIGTERM", 143),
-        (f"{SINGLE} --num-workers 2", GROUP, "SIGTERM", 143),  # its workers too
+        (f"{SINGLE} --num-workers 2", GROUP, "SIGTERM", 143),  # to its workers too
         (f"{SINGLE} --loader resident", ITSELF, "SIGHUP", 129),
-        (SPAWN, GROUP, "SIGINT", 130),  # as a terminal does it
-        (SPAWN, GROUP, "SIGTERM", 143),  # which its launcher passes on again
+        (SPAWN, GROUP, "SIGINT", 130),  # like Ctrl-C in a terminal
+        (SPAWN, GROUP, "SIGTERM", 143),  # its launcher passes the signal on again
         (SPAWN, ITSELF, "SIGTERM", 143),
-        (TORCHRUN, LAUNCHER, "SIGTERM", 1),  # torchrun's own exit code
+        (TORCHRUN, LAUNCHER, "SIGTERM", 1),  # torchrun's exit code
         (f"{ACCELERATE} --num-workers 2", LAUNCHER, "SIGTERM", 1),
         (FSDP, LAUNCHER, "SIGTERM", 143),
         (PIPELINE, LAUNCHER, "SIGTERM", 143),
     ],
     ids=str,
 )
-def test_told_to_end_and_resumed(command, fault, number, code, training, tmp_path):
+def test_a_signal_and_resume(command, fault, number, code, training, tmp_path):
     done = training(command, "cut", fault.format(number))
-    said = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
+    lines = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
     assert done.returncode == code, done.stderr
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
-    assert said == [f"Ended by {number} in epoch 2 after {steps}; continue with --resume {tmp_path / 'cut.checkpoint'}"]
+    assert lines == [
+        f"Ended by {number} in epoch 2 after {steps}; continue with --resume {tmp_path / 'cut.checkpoint'}"
+    ]
     if (command, fault) == (SPAWN, ITSELF):
-        assert steps == f"{STEPS} steps"  # the others learned of it at the end of the epoch
+        assert steps == f"{STEPS} steps"  # the other rank learned of it at the end of the epoch
     else:
         assert 1 <= int(steps.split()[0]) < STEPS
     assert done.left == [] and not (tmp_path / "cut.save").exists()
@@ -121,15 +124,15 @@ def test_told_to_end_and_resumed(command, fault, number, code, training, tmp_pat
     assert all(torch.equal(weights[name], same[name]) for name in same)
 
 
-AT_ONCE = {
+IMMEDIATE = {
     "SIGQUIT": (ITSELF.format("SIGQUIT"), 131),
     "SIGINT twice, a loader worker is stopped": (f"({KILL_A_WORKER.replace('SIGKILL', 'SIGSTOP')}, {TWICE})", 130),
 }
 
 
-@pytest.mark.parametrize("name", AT_ONCE)
-def test_ended_at_once(name, training, tmp_path):
-    fault, code = AT_ONCE[name]
+@pytest.mark.parametrize("name", IMMEDIATE)
+def test_signals_that_end_a_training_immediately(name, training, tmp_path):
+    fault, code = IMMEDIATE[name]
     done = training(SINGLE, "cut", fault, "--num-workers", 2, writes=["output", "checkpoint"])
     assert (done.returncode, done.stderr, done.left) == (code, "", [])
     assert len(json.loads((tmp_path / "cut.output").read_text())["epochs"]) == 1
@@ -138,7 +141,7 @@ def test_ended_at_once(name, training, tmp_path):
 SHORT = f"{SINGLE} --model mlp --epochs 2"
 
 
-def test_told_to_end_without_a_checkpoint(project, injected, tmp_path):
+def test_a_signal_without_a_checkpoint(project, injected, tmp_path):
     files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
     done = project(SHORT, *files, environment=injected(ITSELF.format("SIGTERM")))
     assert done.returncode == 143
@@ -146,24 +149,24 @@ def test_told_to_end_without_a_checkpoint(project, injected, tmp_path):
     assert json.loads((tmp_path / "file").read_text())["reason"] == "SIGTERM ended it in epoch 1 after 1 step"
 
 
-def test_told_to_end_where_the_disk_is_full(small_disk, injected, tmp_path, rejected):
+def test_a_signal_with_a_full_disk(small_disk, injected, tmp_path, rejected):
     disk = tmp_path / "disk"
     disk.mkdir()
-    look = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
+    list_files = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
     done = rejected(
         SHORT,
         1,
         f"cannot write all of {disk / 'checkpoint'}; No space",
         *("--output", disk / "file", "--checkpoint", disk / "checkpoint", "--figure-dir", tmp_path),
         fault="SIGTERM, and no room for the checkpoint",
-        before=[*small_disk("300k", disk), *look],
+        before=[*small_disk("300k", disk), *list_files],
         environment=injected(ITSELF.format("SIGTERM")),
     )
     assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGQUIT"])
-def test_told_to_end_while_a_file_is_written(number, project, tmp_path):
+def test_a_signal_while_a_file_is_written(number, project, tmp_path):
     code = (
         "import os, signal, sys; from common.machine.entry import run_script\n"
         "from common.files.writing import replacing\n"

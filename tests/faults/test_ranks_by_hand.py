@@ -1,4 +1,4 @@
-"""Ranks and scripts that a shell or a cluster starts, with RANK and the like in their environment, without torchrun."""
+"""Ranks and scripts started by a shell or a cluster with RANK etc. in their environment, without torchrun."""
 
 import contextlib
 import re
@@ -28,11 +28,9 @@ from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_im
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}
-
-
 MEET, NO_RANK = {**HERE, "MASTER_PORT": "{port}"}, {**CLUSTER, "TORCHELASTIC_ERROR_FILE": "{file}"}
 MET = "rank {} cannot meet the others at "
-TOLD = [
+REFUSED = [
     ("compare_parallel.py --epochs 0", NO_RANK, 2, "error: bad usage of compare_parallel.py"),
     ("ddp_train.py --spawn 2 --batch-size 49", CLUSTER, 2, "error: --batch-size is a total and must divide"),
     ("ddp_train.py --dist-timeout 2", {**MEET, "RANK": "0"}, 2, f"{MET.format(0)}127.0.0.1:{{port}}; "),
@@ -42,8 +40,8 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize("command, environment, exit_code, words", TOLD)
-def test_what_is_said_of_a_rank_and_of_what_is_none(command, environment, exit_code, words, tmp_path, rejected):
+@pytest.mark.parametrize("command, environment, exit_code, words", REFUSED)
+def test_errors_name_the_rank_if_the_script_has_ranks(command, environment, exit_code, words, tmp_path, rejected):
     file = tmp_path / "error.json"
     with socket.create_server(("", 0)) as taken:
         here = {"port": taken.getsockname()[1], "file": file}
@@ -65,7 +63,7 @@ def test_what_is_said_of_a_rank_and_of_what_is_none(command, environment, exit_c
         ("MASTER_PORT", "99999", "cannot meet the others at 127.0.0.1:99999; port must have value from 0 to 65535"),
     ],
 )
-def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refused):
+def test_invalid_environment_variables_of_a_rank(name, value, message, monkeypatch, refused):
     for variable, usual in {**HERE, name: value}.items():
         monkeypatch.setenv(variable, usual)
     with refused(f"{name}={value}", USAGE, message):
@@ -73,9 +71,9 @@ def test_a_rank_that_was_told_nonsense(name, value, message, monkeypatch, refuse
 
 
 def attempt(store, ranks, world_size=3):
-    """Let these ranks of an attempt come to a store; return which value each finds there that rank 0 has left."""
+    """Let some ranks of an attempt meet in a store. Return the value of rank 0 that each of them reads, or None."""
 
-    def come(rank):
+    def meet(rank):
         with contextlib.suppress(dist.DistStoreError):
             part = of_attempt(store, rank, world_size)
             if rank == 0:
@@ -83,10 +81,10 @@ def attempt(store, ranks, world_size=3):
             return part.get("value")
 
     with ThreadPoolExecutor(len(ranks)) as pool:
-        return [*pool.map(come, ranks)]
+        return [*pool.map(meet, ranks)]
 
 
-def test_ranks_of_an_attempt_do_not_meet_those_of_an_earlier_one():
+def test_ranks_only_meet_ranks_of_the_same_attempt():
     store, values = dist.HashStore(), []
     for ranks in ([0, 1, 2], [0, 2], [2, 1, 0], [1, 2], [1, 0, 2]):
         store.set_timeout(timedelta(seconds=60 if len(ranks) == 3 else 0.5))
@@ -96,9 +94,9 @@ def test_ranks_of_an_attempt_do_not_meet_those_of_an_earlier_one():
 
 @pytest.fixture
 def two_ranks(data_root, tmp_path, free_port, reported):
-    """Start both ranks as two shells would; both must say with `words` that they were started differently.
+    """two_ranks(fault, words, flags of rank 0, flags of rank 1): start both like from two shells.
 
-    two_ranks(fault, words, flags of rank 0, flags of rank 1); returns what they said.
+    Asserts that both report in `words` that they were started differently. Returns their messages.
     """
 
     def two_ranks(fault, words, *flags, script="ddp_train.py", directories=(PROJECT, PROJECT)):
@@ -110,19 +108,17 @@ def two_ranks(data_root, tmp_path, free_port, reported):
             environment = {**child_environment(), **described, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             processes.append(subprocess.Popen([sys.executable, *command], cwd=directory, env=environment, **pipes))
         try:
-            spoken = [process.communicate(timeout=120) for process in processes]
+            outputs = [process.communicate(timeout=120) for process in processes]
         finally:
             for process in processes:
                 process.kill()
-        for rank, (process, (out, error)) in enumerate(zip(processes, spoken, strict=True)):
+        for rank, (process, (out, error)) in enumerate(zip(processes, outputs, strict=True)):
             done = SimpleNamespace(returncode=process.returncode, stderr=error, seconds=time.perf_counter() - start)
-            begun = f"{'rank 1: ' if rank else 'error: '}ranks were started differently; {words}"
-            reported(f"{fault}, says rank {rank}", done, USAGE, begun)
-            said = [
-                line for line in out.splitlines() if not line.startswith("Waiting for another process")
-            ]  # to draw data
-            assert error.endswith("; start all ranks with the same flags, data and code\n") and said == []
-        return [error for _, error in spoken]
+            message = f"{'rank 1: ' if rank else 'error: '}ranks were started differently; {words}"
+            reported(f"{fault}, says rank {rank}", done, USAGE, message)
+            assert error.endswith("; start all ranks with the same flags, data and code\n")
+            assert all(line.startswith("Waiting for another process") for line in out.splitlines())  # to draw data
+        return [error for _, error in outputs]
 
     return two_ranks
 
@@ -143,28 +139,28 @@ CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w
 
 
 @pytest.mark.slow
-def test_ranks_whose_data_sets_and_code_have_other_content(two_ranks, data_root, tmp_path, monkeypatch):
+def test_ranks_with_different_data_and_code(two_ranks, data_root, tmp_path, monkeypatch):
     image_set = load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))
     image_set.test_images[0, 0, 0] ^= 1  # one bit
     monkeypatch.setitem(DRAWN, "digits", lambda: [getattr(image_set, part) for part in PARTS])
-    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(tmp_path)))  # is kept there now
+    load_image_set(make_config(dataset="synthetic-mnist", data_root=str(tmp_path)))  # writes the changed data
     words = "checksum of the data set"
-    said = two_ranks("one bit of a rank's data differs", words, "", f"--data-root {tmp_path}")
+    errors = two_ranks("one bit of a rank's data differs", words, "", f"--data-root {tmp_path}")
     shutil.copytree(PROJECT / "common", tmp_path / "common")
     shutil.copy(PROJECT / "ddp_train.py", tmp_path)
     (tmp_path / "common" / "new.py").write_text("# nothing\n")
-    said += two_ranks("a rank has other code", "the code, by its", "", "", directories=(PROJECT, tmp_path))
-    assert all(re.search(CHECKSUMS, error) for error in said)
+    errors += two_ranks("a rank has other code", "the code, by its", "", "", directories=(PROJECT, tmp_path))
+    assert all(re.search(CHECKSUMS, error) for error in errors)
 
 
 @pytest.fixture(autouse=True)
 def a_script(monkeypatch):
-    """Ranks compare the script that was started; a worker of pytest-xdist has none."""
+    """Ranks compare the script in sys.argv, which a worker of pytest-xdist does not have."""
     monkeypatch.setattr(sys, "argv", [str(PROJECT / "ddp_train.py")])
 
 
 class Store:
-    """What a rank sees of a store that all ranks share; it answers later, the higher the rank."""
+    """One rank's view of a shared store, which is slower for higher ranks."""
 
     def __init__(self, shared, rank, answers):
         self.shared, self.rank, self.answers = shared, rank, answers
@@ -180,7 +176,7 @@ class Store:
 
 
 def together(*ranks):
-    """Let ranks, in threads, compare themselves; return what each of them raised, or None."""
+    """Let ranks compare their settings in threads. Return the error message of each, or None."""
     shared, answers, raised, known = dist.HashStore(), [], {}, []
 
     def compare(rank, device, values, image_set):
@@ -197,12 +193,12 @@ def together(*ranks):
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert known == [*range(len(ranks))]  # rank 0, in whose process the store may be, waited for all to have read
+    assert known == [*range(len(ranks))]  # rank 0, which may host the store, waited until all had read
     return [raised.get(rank) for rank in range(len(ranks))]
 
 
-def test_ranks_that_see_one_gpu_each_train_on_it_unless_it_is_the_same_one(monkeypatch):
-    """As srun --gpus-per-task=1 starts them: each calls its own GPU cuda:0."""
+def test_ranks_that_see_one_gpu_each_must_see_different_ones(monkeypatch):
+    """srun --gpus-per-task=1 shows each rank its GPU as cuda:0."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     gpu, images = rank_device("auto", 1, 2), make_image_set()
@@ -217,7 +213,7 @@ def test_ranks_that_see_one_gpu_each_train_on_it_unless_it_is_the_same_one(monke
     ]
 
 
-def test_places_may_differ_and_all_else_is_compared(monkeypatch):
+def test_ranks_may_differ_only_in_paths_and_verbosity(monkeypatch):
     images, gpu = make_image_set(), torch.device("cuda", 0)
     monkeypatch.setattr(agreement, "gpu_uuid", lambda device: "GPU-1")
     same = {"lr": 0.01, "checkpoint": "a", "resume": "a"}

@@ -156,14 +156,14 @@ def run_grade(monkeypatch, capsys, *words):
 
 
 def test_right_answers_are_saved_and_a_file_of_answers_is_graded(directory, monkeypatch, capsys):
-    bubble, kept = TASKS.index(task_of("bubble of a pipeline")) + 1, directory / "answers.txt"
+    bubble, answers = TASKS.index(task_of("bubble of a pipeline")) + 1, directory / "answers.txt"
     assert run_grade(monkeypatch, capsys, bubble, "0.3") == (
         1,
         "Wrong: 0.3 is too large\nTry next: draw a row of boxes for each stage and count the empty places\n",
     )
-    kept.write_text("# mine\n20: --methods ddp\n\n")
+    answers.write_text("# mine\n20: --methods ddp\n\n")
     assert run_grade(monkeypatch, capsys, bubble, "0.2")[0] == 0
-    assert kept.read_text() == f"{bubble}: 0.2\n20: --methods ddp\n"
+    assert answers.read_text() == f"{bubble}: 0.2\n20: --methods ddp\n"
     code, listed = run_grade(monkeypatch, capsys)
     assert re.findall(r"^ *(\d+)  solved", listed, re.MULTILINE) == [f"{bubble}", "20"] and len(TASKS) == 20
     assert "GPipe with two equal stages" in run_grade(monkeypatch, capsys, bubble)[1]
@@ -171,14 +171,14 @@ def test_right_answers_are_saved_and_a_file_of_answers_is_graded(directory, monk
     code, graded = run_grade(monkeypatch, capsys, "all", "hand-in.txt")
     assert code == FAILED and graded.endswith("\n1 right, 2 wrong, 17 without an answer\n")
     assert re.findall(r"^ *\d+  (right|wrong)", graded, re.MULTILINE) == ["right", "wrong", "wrong"]
-    kept.write_text(f"{bubble}: 0.2\n")
+    answers.write_text(f"{bubble}: 0.2\n")
     assert run_grade(monkeypatch, capsys, "all")[0] == 0
 
 
-@pytest.mark.parametrize("text, found", [("7\n", "line 1 of hand-in.txt"), ("\n21: x\n", "line 2 of hand-in.txt")])
-def test_a_malformed_answer_is_refused_with_its_line_number(text, found, directory, monkeypatch, capsys):
+@pytest.mark.parametrize("text, message", [("7\n", "line 1 of hand-in.txt"), ("\n21: x\n", "line 2 of hand-in.txt")])
+def test_a_malformed_answer_is_refused_with_its_line_number(text, message, directory, monkeypatch, capsys):
     (directory / "hand-in.txt").write_text(text)
     code, printed = run_grade(monkeypatch, capsys, "all", "hand-in.txt")
-    assert code == DATA and printed.startswith(found) and "type a task's number, 1 to 20" in printed
+    assert code == DATA and printed.startswith(message) and "type a task's number, 1 to 20" in printed
     assert run_grade(monkeypatch, capsys, "all", "none.txt")[0] == DATA
     assert {run_grade(monkeypatch, capsys, word)[0] for word in ("0", "21", "first")} == {USAGE}

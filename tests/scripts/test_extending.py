@@ -82,9 +82,9 @@ def test_the_page_has_only_the_blocks_and_commands_tested_here():
 NETWORKS = [("my_net.py", "my_net.py:build: 31,530 parameters"), ("torchvision:", "torchvision:resnet50")]
 
 
-@pytest.mark.parametrize("part, said", [NETWORKS[0], pytest.param(*NETWORKS[1], marks=pytest.mark.slow)])
-def test_a_network_is_accepted(part, said, follow):
-    assert said in follow(command("common.programs.model", part))
+@pytest.mark.parametrize("part, output", [NETWORKS[0], pytest.param(*NETWORKS[1], marks=pytest.mark.slow)])
+def test_a_network_is_accepted(part, output, follow):
+    assert output in follow(command("common.programs.model", part))
 
 
 @pytest.mark.slow

@@ -154,9 +154,8 @@ def test_sharding_changes_memory_but_not_weights(command, train, three_steps_of_
     ],
 )
 def test_fsdp_equals_ddp_with_other_optimizers_and_precisions(flags, train):
-    (_, weights, _), (_, others, _) = (
-        train(f"{script} --spawn 2", *THREE_STEPS, *flags.split()) for script in ("ddp_train.py", "fsdp_train.py")
-    )
+    _, weights, _ = train("ddp_train.py --spawn 2", *THREE_STEPS, *flags.split())
+    _, others, _ = train("fsdp_train.py --spawn 2", *THREE_STEPS, *flags.split())
     assert distance(weights, others) == 0.0
 
 
@@ -164,7 +163,8 @@ def test_fsdp_equals_ddp_with_other_optimizers_and_precisions(flags, train):
 @pytest.mark.parametrize("command", ["ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
 def test_muon_equals_one_device(command, train, train_here):
     same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
-    (_, weights, _), (_, others, _) = train(f"{command} --spawn 2", *same), train_here("data_parallel_train.py", *same)
+    _, weights, _ = train(f"{command} --spawn 2", *same)
+    _, others, _ = train_here("data_parallel_train.py", *same)
     for name in others:  # the other weights use Adam, which turns rounding errors into full steps
         assert (weights[name] - others[name]).abs().max() < (
             1e-4 if name.startswith("conv") and name.endswith("weight") else 6 * 0.001
@@ -186,10 +186,8 @@ def build(shape, classes):
 def test_fsdp_with_shared_weights_and_an_empty_shard(flags, most, train, train_here, tmp_path):
     (tmp_path / "net.py").write_text(TIED)  # three ranks get 2, 2 and 0 rows of the layer of 4
     same = (*SAME_STEPS, "--model", f"{tmp_path / 'net.py'}:build", *flags.split())
-    (_, weights, _), (_, others, _) = (
-        train_here("data_parallel_train.py", *same),
-        train("fsdp_train.py --spawn 3", *same),
-    )
+    _, weights, _ = train_here("data_parallel_train.py", *same)
+    _, others, _ = train("fsdp_train.py --spawn 3", *same)
     assert distance(weights, others) < most and torch.equal(others["1.weight"], others["3.weight"])
 
 
@@ -245,12 +243,12 @@ def test_ranks_started_one_by_one(nodes, tmp_path, data_root, reference, free_po
     ranks = []
     for rank in (0, 1):
         files = ["--save", tmp_path / "weights.pth", "--output", tmp_path / "result.json"] if nodes or not rank else []
-        typed = small("fsdp_train.py", data_root, *SAME_STEPS[:-2], "--figure-dir", tmp_path, *files)
+        words = small("fsdp_train.py", data_root, *SAME_STEPS[:-2], "--figure-dir", tmp_path, *files)
         launch = [*TORCHRUN[:2], *agent.split(), f"--node_rank={rank}", "--local_addr=127.0.0.1"] if nodes else []
         environment = child_environment() if nodes else {**child_environment(), **described, "RANK": str(rank)}
         pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         ranks.append(
-            subprocess.Popen([sys.executable, *launch, *typed], cwd=PROJECT, text=True, env=environment, **pipes)
+            subprocess.Popen([sys.executable, *launch, *words], cwd=PROJECT, text=True, env=environment, **pipes)
         )
     errors = [rank.communicate(timeout=240)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors

@@ -23,10 +23,6 @@ TINY = {"train_size": 770, "batch_size": 767}  # the last batch has 3 images, fo
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
-def flags(settings):
-    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
-
-
 def one_device(config, micro_batches):
     """Train one epoch on one device with `micro_batches` per batch. Return its weights, Training and Evaluation."""
     image_set = load_image_set(config)
@@ -65,17 +61,9 @@ def one_device(config, micro_batches):
 )
 def test_weights_are_those_of_one_device_bit_for_bit(ranks, schedule, micro_batches, settings, train, data_root):
     # strided has BatchNorm, which uses and updates its statistics once per micro-batch
-    result, weights, _ = train(
-        "pipeline_train.py",
-        "--spawn",
-        ranks,
-        "--pipeline-schedule",
-        schedule,
-        "--micro-batches",
-        micro_batches,
-        *"--model strided --threads 1".split(),
-        *flags(settings),
-    )
+    command = f"pipeline_train.py --spawn {ranks} --pipeline-schedule {schedule} --micro-batches {micro_batches}"
+    sizes = ("--train-size", settings["train_size"], "--batch-size", settings["batch_size"])
+    result, weights, _ = train(f"{command} --model strided --threads 1", *sizes)
     same = {"dataset": "synthetic-mnist", "data_root": str(data_root), "model": "strided", "loader": "workers"}
     config = make_config(**same, **settings)
     expected, training, tested = one_device(config, micro_batches)
@@ -159,9 +147,8 @@ def build(shape, classes):
 @pytest.mark.slow
 def test_waiting_for_a_slow_stage_counts_as_exchange(train, tmp_path):
     (tmp_path / "net.py").write_text(SLEEPS)
-    result, _, printed = train(
-        "pipeline_train.py", "--spawn", 2, "--model", f"{tmp_path / 'net.py'}:build", "--micro-batches", 2
-    )
+    command = "pipeline_train.py --spawn 2 --micro-batches 2"
+    result, _, printed = train(command, "--model", f"{tmp_path / 'net.py'}:build")
     first, last = (rank["phases"] for rank in result["epochs"][0]["ranks"])
     assert first["forward"] > 100 and last["exchange"] > 80  # milliseconds: it sleeps for each micro-batch
     assert "Bubble: " in printed and "P = 2 and M = 2 is 33%" in printed

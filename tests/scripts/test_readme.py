@@ -210,12 +210,12 @@ def test_the_commands_of_the_lecture_are_valid_and_take_the_measured_minutes(pag
 
 def test_the_cluster_pages_agree_and_their_commands_are_valid(monkeypatch):
     pages = [(PROJECT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "cluster.zh-CN.md")]
-    typed, messages = (
+    commands, messages = (
         [re.findall(pattern, page, re.MULTILINE) for page in pages]
         for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|")
     )
-    assert typed[0] == typed[1] and messages[0] == messages[1] and len(messages[0]) == 8
-    compared = [flags for line in typed[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
+    assert commands[0] == commands[1] and messages[0] == messages[1] and len(messages[0]) == 8
+    compared = [flags for line in commands[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
         parse(monkeypatch, flags)

@@ -1,15 +1,16 @@
-"""Python runs this first where PYTHONPATH names its directory: it breaks one rank, in one epoch, in one way.
+"""Injects a fault into one rank at the start of one epoch. Python runs this file if its directory is on PYTHONPATH.
 
-FAULT is an expression, FAULT_RANK a rank, FAULT_EPOCH an epoch, FAULT_TIME a file that gets the time of it. The code
-under test stays as it is; only its loop over the batches is entered through here.
+FAULT: an expression to evaluate; FAULT_RANK and FAULT_EPOCH: where; FAULT_MARKER: a file to create. The code under
+test is unchanged except for a wrapper around train_one_epoch.
 """
 
 import importlib.abc
 import importlib.machinery
+import itertools
 import os
 import signal  # noqa: F401 - for FAULT
 import sys
-import time
+import time  # noqa: F401 - for FAULT
 from pathlib import Path
 
 
@@ -19,21 +20,20 @@ class Injector(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
-        spec.loader.exec_module = lambda module: (execute(module), break_(module))
+        spec.loader.exec_module = lambda module: (execute(module), wrap_training(module))
         return spec
 
 
-def break_(engine):
-    train, calls = engine.train_one_epoch, []
+def wrap_training(engine):
+    train, epochs = engine.train_one_epoch, itertools.count(1)
 
-    def broken(*arguments):
-        calls.append(1)
-        if len(calls) == int(os.environ["FAULT_EPOCH"]) and os.environ.get("RANK", "0") == os.environ["FAULT_RANK"]:
-            Path(os.environ["FAULT_TIME"]).write_text(str(time.time()))
+    def train_with_fault(*arguments):
+        if next(epochs) == int(os.environ["FAULT_EPOCH"]) and os.environ.get("RANK", "0") == os.environ["FAULT_RANK"]:
+            Path(os.environ["FAULT_MARKER"]).touch()
             eval(os.environ["FAULT"], {**globals(), "torch": sys.modules["torch"]})
         return train(*arguments)
 
-    engine.train_one_epoch = broken
+    engine.train_one_epoch = train_with_fault
 
 
 if "FAULT" in os.environ:
