@@ -15,13 +15,13 @@ from common.machine.begin import begin, check_tensorboard
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
-    """Return the arguments, and the flags of all runs."""
+    """Return the arguments, and the flags that every run gets."""
     from comparison.plan.flags import parse_comparison  # needs the packages
 
     return parse_comparison(__doc__)
 
 
-typed = begin(__name__, parse, training=False)  # before the slow imports
+typed = begin(__name__, parse, training=False)  # before the imports that take long
 
 from common.data.fitting import default_loader
 from common.engine.tensorboard import EpochLog
@@ -58,7 +58,7 @@ from comparison.show.terminal import terminal_text
 def plan_comparison(
     arguments: argparse.Namespace, shared_flags: list[str], directory: Path
 ) -> tuple[Report, list[str]]:
-    """Return a report without outcomes, and the flags of all rows. Measures nothing."""
+    """Return a report without outcomes, what is to be run on which machine, and all rows' flags; measure nothing."""
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
     if arguments.nproc and not machine.gpus and (most := max(arguments.nproc)) > machine.cores:
@@ -77,9 +77,9 @@ def plan_comparison(
 
 
 def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[str]:
-    """Set --loader if it was not given. Return the flags of all rows, with it.
+    """Set --loader where it was left out; return the flags that all rows get, with it.
 
-    It is decided once for all rows: whether the images of all processes of the largest row fit into memory.
+    It is decided once, for all rows: whether the images fit beside those of all processes of the largest row.
     """
     if arguments.loader:
         return shared_flags
@@ -90,7 +90,7 @@ def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags:
 
 
 def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[Configuration]:
-    """Return all rows, counterparts last. Raises SuiteError (USAGE) if they cannot be compared."""
+    """Return all rows, those that stand beside others last; raise SuiteError (USAGE) for what is no comparison."""
     if arguments.script and not arguments.methods:
         plan = script_rows(arguments.script, machine)
         if len(plan) == 1 and not arguments.against:
@@ -114,7 +114,7 @@ def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: lis
 
 
 def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: list[Configuration]) -> None:
-    """Raise SuiteError (USAGE) for flags that do not apply to these rows, or are impossible on this machine."""
+    """Raise SuiteError (USAGE) for flags that say nothing about these rows, or ask for what cannot be done here."""
     gpus, nodes, limit, projects = machine.gpus, max(arguments.nodes), arguments.memory_limit, arguments.project
     no_limit, no_link = arguments.fit_batch and not limit, not arguments.link_gbps
     link, out = not no_link or arguments.link_ms, "leave one of them out"
@@ -123,7 +123,7 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
         f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}",
         "add it to --methods, or leave this out",
     )
-    about = {f"--baseline {baseline}": baseline in methods | {default_baseline()}}
+    about = {f"--baseline {baseline}": baseline in methods | {default_baseline()}}  # without that, rows say so
     for text in arguments.predict:
         about[f"--predict {text}"] = baseline in methods and text.partition("=")[0] in methods - {baseline}
     refusals = [
@@ -153,14 +153,14 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
 
 
 def output_to(directory: Path) -> Output:
-    """Return the Output of a comparison in a directory."""
+    """Return where a comparison's files go, and who finds words for it."""
     return Output(directory, tell_trial, resolution)
 
 
 def measure(
     report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str, verbose: bool = False
 ) -> None:
-    """Run what is left of a comparison, then tips and proof. If interrupted, show what was measured so far."""
+    """Run what is left of a comparison, tips and proof; should it be interrupted, show what was measured so far."""
     results, proven = directory / "results.json", directory / PROOF / "results.json"
     try:
         report = run_comparison(report, shared_flags, output_to(directory))
@@ -170,7 +170,7 @@ def measure(
             print("Proof: each row again, with and without its largest cause")
             proof = continued(proof, proven) if resume and proven.exists() else proof
             run_comparison(proof, shared_flags, output_to(proven.parent))
-    except HelperFailed:  # has already printed why
+    except HelperFailed:  # which has said why
         raise
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
         measured = results.exists() and read_results(results).outcomes
@@ -192,22 +192,22 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
         if arguments.resume:
             report = continued(report, directory / "results.json")
         else:
-            keep_earlier(directory, arguments.keep)
+            keep_earlier(directory)
         measure(report, shared_flags, directory, arguments.resume, arguments.lang, arguments.verbose)
         return present(directory, arguments.lang, arguments.verbose)
 
 
 def show_again(source: Path, arguments: argparse.Namespace) -> Report:
-    """Show a results.json, with its proof and tips, and write all its files again (--from)."""
+    """Show a results.json, with the proof beside it, and make all files of it anew."""
     directory = Path(arguments.output_dir or source.parent)
     analysis = read_sound(source)  # raises before anything is written
     check_writable(directory, "--output-dir")
     if (directory / "results.json").resolve() == source.resolve():
-        show(analysis, directory, arguments.lang, arguments.verbose)  # without the lock, which a comparison may hold
+        show(analysis, directory, arguments.lang, arguments.verbose)  # without its lock: a comparison may run there
         return analysis.report
     with only_writer(directory):
-        keep_earlier(directory, arguments.keep)
-        write_text(read_text(source), directory / "results.json")  # an exact copy
+        keep_earlier(directory)
+        write_text(read_text(source), directory / "results.json")  # as it was measured, to the byte
         for kind in (PROOF, TIPS):
             if read_beside(source.parent, kind):
                 write_text(read_text(source.parent / kind / "results.json"), directory / kind / "results.json")
@@ -216,7 +216,7 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
 
 
 def read_sound(file: Path) -> Analysis:
-    """Read and analyse a results.json. Raises SuiteError (DATA) if it cannot be shown, even with a valid checksum."""
+    """Read a results.json; raise SuiteError (DATA) if it cannot be shown. That its checksum is right says not much."""
     report = read_results(file)
     try:
         analysis = analyse(report)
@@ -228,7 +228,7 @@ def read_sound(file: Path) -> Analysis:
 
 
 def log_epochs(report: Report, directory: Path) -> None:
-    """Write a TensorBoard log of every run with a result."""
+    """Write the epochs of every run that left a result as a TensorBoard log."""
     for outcome in report.outcomes:
         log = EpochLog(directory / f"{file_name(outcome.configuration)}-{outcome.block}")
         for record in outcome.result.epochs if outcome.result else ():

@@ -1,4 +1,4 @@
-"""The methods, one record of METHODS each. No other module asks for a method by its name."""
+"""The methods that are compared, one record of METHODS each: the one place that asks for a method by its name."""
 
 import math
 import os
@@ -15,16 +15,16 @@ from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
 NO_EXCHANGE = ("--no-sync",)
-RANKS = ("nodes", "nproc")  # the settings of methods with one process per device
+RANKS = ("nodes", "nproc")  # the settings of a method whose devices are processes
 ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine, as far as the plan depends on it: usable GPUs (0 with --device cpu) and CPU cores.
+    """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are.
 
-    nodes: the number of such machines on which a row runs. bf16: whether bfloat16 is faster. memory: free bytes on each
-    device.
+    nodes: on how many such machines a row runs. bf16: whether it computes faster in bfloat16. memory: bytes that are
+    free on each device.
     """
 
     gpus: int
@@ -36,7 +36,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn in all figures, in matplotlib's terms."""
+    """How a method is drawn in every figure, in matplotlib's words."""
 
     color: str
     linestyle: str | tuple
@@ -45,7 +45,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Parts:
-    """The methods that separate a method's costs: without it, with it on one rank, on all ranks without exchange."""
+    """The methods that tell apart what a method costs: without it, with it on one rank, on all without exchange."""
 
     without: str
     one_rank: str
@@ -54,18 +54,20 @@ class Parts:
 
 @dataclass(frozen=True)
 class Method:
-    """A method. build(devices, machine, micro_batches) returns (label, script and its flags, GPUs needed).
+    """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
 
-    On several nodes, the command is that of one rank, which srun starts.
+    On several nodes, of a method that uses them, the command is that of one rank, which srun starts.
 
-    uses: the sweepable settings that not all methods have. divides: N processes divide batch and workers. differs: what
-    it does differently on purpose, so that only its times are meaningful, not its accuracy and weights. rounds: what it
-    rounds to fewer bits on purpose, so that its weights differ more. all_cores: it has all cores of the CPU; not on
-    GPUs. cuts: it cuts the network into --nproc stages if it uses that, otherwise into two. one_each: each stage needs
-    a micro-batch. package: needed in addition to requirements.txt. called: its name in a sentence. without_exchange:
-    the flags that leave out the exchange of gradients. baseline: the default --baseline. by_default: one of the default
-    --methods on machines with default_gpus. rung: one of --methods ladder. projected: the subject of --project.
-    complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of tied rows, the simplest is recommended.
+    uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
+    differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
+    what it rounds to fewer bits on purpose, so that its weights differ by more. all_cores: it has all cores of the CPU,
+    where a device of the other rows has a share; no row on GPUs. cuts: it cuts the network into stages, --nproc of them
+    where it uses that, else two. one_each: each of these needs a micro-batch. package: what it needs besides the
+    project's own requirements. called: its name in a sentence. without_exchange: the flags that leave out the exchange
+    of gradients. baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless
+    --methods says otherwise, where there are default_gpus. rung: it is one of --methods ladder. projected: what
+    --project computes is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of rows that
+    are equally fast, the simplest is recommended.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -90,17 +92,17 @@ class Method:
 
     @property
     def staged(self) -> bool:
-        """Whether its devices are stages of one network, so that each sees the whole batch."""
+        """Whether its devices are the stages of one network, so that each sees the whole batch."""
         return self.cuts and "nproc" in self.uses
 
     @property
     def times_only(self) -> bool:
-        """Whether only its times are meaningful."""
+        """Whether only its times say something."""
         return bool(self.differs)
 
     @property
     def missing(self) -> str:
-        """The package that is missing, in words; "" if none is."""
+        """Why it cannot run with the packages that are installed, if so."""
         if not self.package or find_spec(self.package):
             return ""
         return f"the package {self.package} is not installed (pip install {self.package})"
@@ -122,7 +124,7 @@ def _times(devices, machine):
 
 
 def _ranks(name, devices, machine):
-    """Return a script's command, with --spawn on one node."""
+    """A script that starts its ranks itself, unless they are on several nodes."""
     return [script(name), *(["--spawn", str(devices)] if machine.nodes == 1 else [])]
 
 
@@ -136,7 +138,7 @@ def _ddp_1(devices, machine, micro_batches):
 
 
 def _with(without, words, *flags):
-    """Return the `build` of a method that is another method with these flags."""
+    """What builds a method that is another one with these flags."""
 
     def build(devices, machine, micro_batches):
         label, command, needed = without(devices, machine, micro_batches)
@@ -175,14 +177,15 @@ _no_sync, _zero = _with(_ddp, "no exchange", *NO_EXCHANGE), _with(_ddp, "ZeRO", 
 _bf16, _fp16 = (_with(_ddp, f"gradients in {kind}", "--compress", kind) for kind in ("bf16", "fp16"))
 _sync_bn = _with(_ddp, "synchronized BatchNorm", "--sync-batchnorm")
 _1f1b = _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b")
-# Common fields: of data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
+# What methods have in common: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
 SHARED: dict[str, Any] = {"uses": RANKS, "divides": True}
 VARIANT: dict[str, Any] = {**SHARED, "by_default": False, "complexity": 2}
 CUT: dict[str, Any] = {"cuts": True, "complexity": 4}
 STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 MICRO: dict[str, Any] = {"uses": ("micro_batches",)}
 PARTS = Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync")
-# Colour-blind-safe palettes by Okabe and Ito (2008) and P. Tol (2021). Lines and markers differ too.
+# Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
+# the difference.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
@@ -227,36 +230,36 @@ METHODS = {
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }
 UNKNOWN = Method(None)
-SCRIPT = "script"  # in place of a method, for the user's own scripts
+SCRIPT = "script"  # instead of a method: of rows that are anybody's own training scripts
 
 
 def method_of(name: str) -> Method:
-    """Return the record of a method, or UNKNOWN if only an older results.json knows it."""
+    """Return the record of a method; of one that only an old results.json knows, a neutral one."""
     return METHODS.get(name, UNKNOWN)
 
 
 def default_baseline() -> str:
-    """Return the default --baseline."""
+    """Return the method that the others are compared with, unless --baseline says otherwise."""
     return next(name for name, method in METHODS.items() if method.baseline)
 
 
 def ladder() -> list[str]:
-    """Return the methods of --methods ladder, from one device step by step to DDP."""
+    """Return the methods of --methods ladder: from one device, step by step, to DDP."""
     return [name for name, method in METHODS.items() if method.rung]
 
 
 def projected_method() -> Method:
-    """Return the record of the method that --project projects."""
+    """Return the record of the method that --project is about."""
     return next(method for method in METHODS.values() if method.projected)
 
 
 def all_cores_methods() -> list[str]:
-    """Return the methods with all cores of a CPU."""
+    """Return the methods that have all cores of a CPU."""
     return [name for name, method in METHODS.items() if method.all_cores]
 
 
 def default_methods(machine: Machine) -> list[str]:
-    """Return the default --methods on `machine`."""
+    """Return the methods that a comparison on `machine` consists of, unless --methods says otherwise."""
     return [
         name
         for name, method in METHODS.items()
@@ -265,12 +268,12 @@ def default_methods(machine: Machine) -> list[str]:
 
 
 def script(name: str) -> str:
-    """Return the path of one of the project's scripts, relative to the current directory."""
+    """Return the path of one of the project's scripts, as it is typed from the current directory."""
     return os.path.relpath(PROJECT / name)
 
 
 def python() -> str:
-    """Return the command of the running interpreter: `python` if that is it, otherwise its path."""
+    """Return what to type for the interpreter that runs this: `python` if that is it, else its path."""
     on_path = shutil.which("python")
     if on_path and os.path.samefile(on_path, sys.executable) and Path(on_path).parent == Path(sys.executable).parent:
         return "python"

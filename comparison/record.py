@@ -1,4 +1,4 @@
-"""A comparison as data: its settings, its plan, and the outcome of every run."""
+"""A comparison as data: its settings, its plan, and every run's outcome."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from comparison.methods import SCRIPT
 from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial, baseline_of, foreign_of
 from comparison.words import Sentence, count, say
 
-FEWEST_BLOCKS = 3  # with --budget, however short
-EQUAL_WITHIN = 0.03  # the largest difference of times that are practically equal
-ACCURACY_MARGIN = 1.0  # percentage points of accuracy that a recommended row may lose to its baseline
-FIRST_STAGE = 5  # blocks that estimate the noise with --margin
+FEWEST_BLOCKS = 3  # with --budget, however short it is
+EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
+ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
+FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
 
 
 class Settings(TypedDict):
-    """The flags of a comparison that are needed to show it. A file also has the others.
+    """The flags of a comparison that are asked for when it is shown; a file has all, with these names, and others.
 
-    Lists: flags that can be swept. None: not given, or the default.
+    Lists are of what a sweep may have several of. None: not asked for, or as by default.
     """
 
     dataset: str
@@ -54,9 +54,10 @@ class Settings(TypedDict):
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether a row computes the same as one device: the largest difference of any parameter, if compared.
+    """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
 
-    status: ok, expected (it differs on purpose), out of memory or failed. reason: why it is not ok, or what is rounded.
+    status: ok, expected (it differs on purpose), out of memory or failed; `reason` says why where it is not ok, or what
+    is rounded.
     """
 
     difference: float | None
@@ -68,11 +69,11 @@ class Equivalence:
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
-    probe: None until measured. equivalence: by configuration's name, if checked. in_turns: whether the rows of a block
-    take turns, epoch by epoch, or run whole, one after the other. looks: with --budget, the numbers of blocks after
-    which the data were looked at, and the share of the budget used by then. trials: with --fit-batch, the batches that
-    were tried; the plan then has the largest that fit. timelines: with --timeline, two traced steps of every row that
-    ran, by configuration's name.
+    probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
+    rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
+    many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
+    trials: with --fit-batch, the batches that each row was tried with; then the plan has the largest that fit.
+    timelines: with --timeline, what every row that ran did in two steps, by configuration's name.
     """
 
     command: str
@@ -90,17 +91,17 @@ class Report:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of the table, in the order of the plan, without counterparts."""
+        """The rows of the table: one per configuration that is no counterpart, in the order of the plan."""
         return tuple(row for row in self.all_rows if not row.configuration.role)
 
     @property
     def counterparts(self) -> tuple[Row, ...]:
-        """The rows that accompany another row."""
+        """The rows that are there for another one."""
         return tuple(row for row in self.all_rows if row.configuration.role)
 
     @cached_property
     def all_rows(self) -> tuple[Row, ...]:
-        """All rows, in the order of the plan, including counterparts."""
+        """One row per configuration, in the order of the plan."""
         return tuple(
             Row(
                 configuration,
@@ -116,24 +117,24 @@ class Report:
 
     @property
     def left(self) -> list[tuple[int, str]]:
-        """The planned runs, (block, configuration's name), without an outcome."""
+        """The planned runs, (block, configuration's name), that have not ended yet."""
         done = {(outcome.block, outcome.configuration) for outcome in self.outcomes}
         return [run for run in self.order if run not in done]
 
     @property
     def whole_blocks(self) -> list[int]:
-        """The finished blocks."""
+        """The blocks that have run to their end."""
         open_blocks = {block for block, _ in self.left}
         return [block for block in dict.fromkeys(block for block, _ in self.order) if block not in open_blocks]
 
     @property
     def wanted_blocks(self) -> int:
-        """The minimum number of undisturbed blocks."""
+        """How many blocks are to be run at least that other programs do not disturb."""
         return self.settings["repeats"] or (FIRST_STAGE if self.settings["margin"] else FEWEST_BLOCKS)
 
     @property
     def disturbed_blocks(self) -> dict[int, Foreign]:
-        """The finished blocks that other programs disturbed, and how much these used; the most first."""
+        """The whole blocks in which other programs used too much, with how much that was; most first."""
         foreign = {
             block: foreign_of(
                 (outcome for outcome in self.outcomes if outcome.block == block), self.environment["cores"]
@@ -148,23 +149,23 @@ class Report:
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:
-        """The disturbed blocks that were replaced by others and do not count."""
+        """The disturbed blocks that others were run in the place of: they do not count."""
         spare = max(0, len(self.whole_blocks) - self.wanted_blocks)
         return tuple(sorted(list(self.disturbed_blocks)[:spare]))
 
     @property
     def first(self) -> Planned:
-        """The plan of the first row that can run, which the probe and the projection use."""
+        """What is planned for the first row that can run: what the probe and the projection are about."""
         return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
 
     @property
     def device_threads(self) -> int:
-        """CPU threads per device, equal in all rows except those with all cores."""
+        """CPU threads of a device: the same in all rows but those that have all cores on purpose."""
         return min(row.planned.threads for row in self.plan)
 
     @property
     def swept(self) -> list[str]:
-        """The settings with several values."""
+        """The settings that were given several values."""
         return list(dict.fromkeys(name for configuration in self.plan for name in configuration.values))
 
     def partner(self, row: Row, method: str) -> Row | None:
@@ -178,14 +179,14 @@ class Report:
 
     @property
     def only_scripts(self) -> bool:
-        """Whether all rows are the user's own scripts."""
+        """Whether all rows are somebody's own training scripts."""
         return all(row.is_script for row in self.plan)
 
     @property
     def failed(self) -> bool:
-        """Whether any run failed, or a row does not compute the same as one device.
+        """Whether any run failed, or computes something else than one device does.
 
-        Out of memory is a result, unless it happens to every row.
+        That memory does not suffice for a row is a result, unless it suffices for none.
         """
         wrong = any(check.status == "failed" for check in self.equivalence.values())
         statuses = {outcome.status for row in self.all_rows for outcome in row.outcomes}
@@ -193,12 +194,12 @@ class Report:
 
     @property
     def fitted(self) -> bool:
-        """Whether each row has its own batch, the largest that fits."""
+        """Whether each row has the largest batch that fits, and so trains otherwise than the others."""
         return self.settings["fit_batch"]
 
     @property
     def asked(self) -> Sentence:
-        """What the rows are compared by, in words."""
+        """What the rows are compared by."""
         target = self.settings["target_accuracy"]
         if self.only_scripts:
             return say("time per sample")
@@ -206,14 +207,14 @@ class Report:
 
     @property
     def _runs_of_rows(self) -> list[int]:
-        """For each row that runs, the number of blocks that count."""
+        """How many blocks that count have each row that runs."""
         counted = set(self.whole_blocks) - set(self.set_aside)
         of_rows = Counter(name for block, name in self.order if block in counted)
         return [*of_rows.values()] or [0]
 
     @property
     def stopped_rows(self) -> bool:
-        """Whether some rows ran in fewer blocks than others because they were decided."""
+        """Whether some rows were run less often than others, as they were decided."""
         return min(self._runs_of_rows) < max(self._runs_of_rows)
 
     @property

@@ -1,4 +1,4 @@
-"""Reading and writing results.json: raw values with a checksum."""
+"""A comparison as results.json, out and in: raw, with a checksum, of one schema."""
 
 import hashlib
 import json
@@ -16,21 +16,21 @@ ANOTHER = "name the results.json of a comparison"
 
 
 def write_results(report: Report, directory: Path) -> None:
-    """Write everything known so far to results.json, with a checksum and without the user's home directory."""
+    """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": SCHEMA_VERSION, **_values(report)}
     write_json({**values, "sha256": checksum(values)}, directory / "results.json")
 
 
 def _values(report):
-    """Return a Report as JSON's types, without NaN and without the user's home directory."""
+    """A Report made of JSON's types, without NaN and without the user's name."""
     return without_home(without_nan(report))
 
 
 def without_home(value):
-    """Return a copy of JSON's types with ~ for the home directory, which contains the user's name, in every text."""
+    """Return a copy of JSON's types with ~ for the home directory, whose path names the user, in every text."""
     if isinstance(value, str):
-        home = os.path.expanduser("~")  # "~" if the user has none
+        home = os.path.expanduser("~")  # itself where the user has none
         return value.replace(f"{home}/", "~/") if len(home) > 1 else value
     if isinstance(value, dict):
         return {key: without_home(item) for key, item in value.items()}
@@ -38,12 +38,12 @@ def without_home(value):
 
 
 def checksum(values: dict) -> str:
-    """Return the SHA-256 of a results.json's other values."""
+    """Return the SHA-256 of all else that a results.json says."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_results(path: Path) -> Report:
-    """Read a results.json, without the commands of its plan, because no command from a file is ever run.
+    """Read what write_results wrote, without the commands of its plan: no file says what is to be run.
 
     Raises SuiteError (DATA) if the file is missing, damaged, of another schema, or was edited.
     """
@@ -72,12 +72,12 @@ def read_results(path: Path) -> Report:
 
 
 def as_read(report: Report) -> Report:
-    """Return a report as it would be read from its file."""
+    """Return a report as it would be read again from its file."""
     return _from_values(_values(report))
 
 
 def _from_values(values):
-    """Return the Report from which `_values` made `values`."""
+    """The Report that `_values` (and JSON) made `values` from."""
     settings = {name: value for name, value in values["settings"].items() if name in Settings.__annotations__}
     plan = [{**row, "command": []} for row in values["plan"]]
     report = replace(as_record({**values, "settings": settings, "plan": plan}, Report), settings=values["settings"])
@@ -86,7 +86,7 @@ def _from_values(values):
     if any(outcome.status == "ok" and outcome.result and not outcome.result.epochs for outcome in report.outcomes):
         raise ValueError("a run is ok and has no epoch")
     if any(block.block.startswith("-") for block in (report.probe.blocks if report.probe else ())):
-        raise ValueError("a block of its networks is called as a flag is")  # it would be typed after --split-at
+        raise ValueError("a block of its networks is called as a flag is")  # and would be typed behind --split-at
     if strange or not planned:
         raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(strange)) or 'it has none'}")
     return report

@@ -1,1 +1,1 @@
-"""The rows of a comparison and their commands."""
+"""Which rows a comparison has."""

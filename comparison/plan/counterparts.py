@@ -1,4 +1,4 @@
-"""Counterparts: rows that accompany another row, as its twin, its state before a change, a remedy or a sham."""
+"""Rows beside others of the table, each for its own one alone: a twin, the same before, a remedy, a sham."""
 
 import argparse
 import os
@@ -15,8 +15,8 @@ from comparison.results_file import without_home
 from comparison.rows import SWEEPS, Configuration, Planned
 
 TWIN, BEFORE, REMEDY, SHAM = "twin", "before", "remedy", "sham"
-# Parsers of the settings that plan a row: the comparison's own, and those shared with the scripts. Not of paths, which
-# belong to this machine.
+# How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
+# data are is a matter of this machine.
 PARSERS = {name: flag.value[0] for name, flag in OWN_FLAGS.items() if flag.plans and flag.value} | {
     name: about.parse or {"True": True, "False": False}.__getitem__
     for name, about in FLAGS.items()
@@ -26,13 +26,13 @@ LISTS = (*SWEEPS, *(name for name, about in FLAGS.items() if about.nargs))
 
 
 def counterpart(row: Configuration, role: str, label: str, command: tuple[str, ...]) -> Configuration:
-    """Return a counterpart of `row`. label: how it differs."""
+    """Return a row that runs beside `row`; label: what makes it another one."""
     name = f"{row.name}-{label.replace(' ', '-')}"
     return replace(row, name=name, label=f"{row.label}, {label}", command=command, role=role, against=row.name)
 
 
 def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
-    """Return a twin of the first row of the baseline's method that can run, if there is one."""
+    """Return the first row of the baseline's method that can run, a second time; nothing where there is none."""
     rows = [row for row in plan if row.method == baseline and not row.skip]
     return [counterpart(row, TWIN, "again", row.command) for row in rows[:1]]
 
@@ -40,10 +40,10 @@ def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
 def before(
     plan: list[Configuration], path: Path, then: Report | None, arguments: argparse.Namespace, machine: Machine
 ) -> list[Configuration]:
-    """Return every row that can run as it was before a change (--against).
+    """Return every row that can run as it was before a change.
 
-    path: another checkout, whose scripts get today's flags; or a results.json, read as `then`, whose flags today's
-    scripts get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
+    path: another checkout, whose scripts run with the flags of now, or a results.json, read as `then`, whose flags the
+    scripts of now get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
     """
     able = [row for row in plan if not (row.skip or row.is_script)]
     known = {row.name for row in then.plan} if then else {}
@@ -63,9 +63,9 @@ def before(
 
 
 def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]:
-    """Return every row of the user's own scripts, run in another directory with the same command.
+    """Return every row of somebody's own script as it is in another directory, with the command of now.
 
-    Raises SuiteError (USAGE) if `path` is not a directory, or lacks a script's file.
+    Raises SuiteError (USAGE) if that is no directory, or one without a script's file.
     """
     files = [word for row in plan for word in row.command if word.endswith(".py") and not os.path.isabs(word)]
     missing = next((file for file in files if not (path / file).is_file()), "")
@@ -77,7 +77,7 @@ def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]
 
 
 def _in_checkout(command, path):
-    """Return a command with the scripts of another checkout."""
+    """The command with the scripts of another checkout."""
     scripts = [text for text in command if text.endswith(".py") and (PROJECT / Path(text).name).is_file()]
     own = {text: os.path.relpath(path / Path(text).name) for text in scripts}
     for file in own.values():
@@ -88,9 +88,9 @@ def _in_checkout(command, path):
 
 
 def _planned_again(settings, arguments, machine, path):
-    """Return today's rows planned with the settings in a file.
+    """The rows of now as they are planned with the settings in a file.
 
-    The file provides only values, parsed like flags, and no command and no file to open.
+    Whoever wrote the file chooses values that a flag takes, and neither a command nor a file to open.
     """
     try:
         typed = {name: _typed(name, settings[name]) for name in PARSERS if name in settings}
@@ -115,7 +115,7 @@ def _planned_again(settings, arguments, machine, path):
 
 
 def _typed(name, value):
-    """Parse a setting as if it were typed."""
+    """A setting as its flag takes it from a command line."""
     if value is None:
         return None
     return [PARSERS[name](str(item)) for item in value] if name in LISTS else PARSERS[name](str(value))

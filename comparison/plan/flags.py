@@ -1,4 +1,4 @@
-"""The comparison's own flags, and which of them contradict each other."""
+"""The comparison's own flags, each said in one place, and which of them contradict one another."""
 
 import argparse
 import sys
@@ -23,21 +23,21 @@ from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
 from comparison.words import LANGUAGES
 
-SLICE, WARM_UP = 1.0, 10  # of a --script: seconds per turn, untimed first steps
-WITH_SCRIPTS = {  # flags allowed with --script without --methods
+SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
+WITH_SCRIPTS = {  # flags beside --script where there are no --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "keep", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
+    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
 }
-BUDGET = 300.0  # seconds, the default --budget without --repeats
+BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
 
 
 @dataclass(frozen=True)
 class Flag:
-    """One of the comparison's own flags, for argparse. value: the parser of a value, and its name in the help.
+    """A flag of the comparison's own: what argparse is told of it. value: how one is parsed, and called in the help.
 
-    typed: the flag, if its name differs from its setting's. plans: it determines the rows, so --against reads it from a
-    results.json. kept: it is a setting in results.json. shows: it is allowed with --from. action: argparse's, for flags
-    that may be repeated.
+    typed: if it is not called as its setting is. plans: it says which rows there are, so that --against takes it from a
+    results.json. kept: it is a setting of results.json. shows: it may be given with --from. action: argparse's, where a
+    flag that is given twice adds up.
     """
 
     help: str
@@ -51,11 +51,11 @@ class Flag:
     action: str | None = None
 
     def option(self, name: str) -> str:
-        """Return a setting's flag as it is typed."""
+        """Return how the flag of a setting is typed."""
         return self.typed or option(name)
 
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add a setting's flag to a group of a parser."""
+        """Add the flag of a setting to a group of a parser."""
         about: dict[str, Any] = {"action": "store_true" if self.default is False else argparse.BooleanOptionalAction}
         if self.value:
             about = {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs, "action": self.action}
@@ -71,7 +71,7 @@ def _shown(help, value, default=None):
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
-    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, its own values) pairs."""
+    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
     method, _, typed = text.partition(":")
     own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
     for pair in typed.split(",") if typed else ():
@@ -84,13 +84,13 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def guess(text: str) -> str:
-    """Parse METHOD=X, a guess of the method's speed-up."""
+    """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
     method, _, value = text.partition("=")
     return f"{one_of(METHODS)(method)}={positive_float(value):g}"
 
 
 def slice_length(text: str) -> int | float:
-    """Parse a number of steps, or a time with a unit."""
+    """Parse so many steps, or seconds where a unit stands behind them."""
     return positive_int(text) if text.isdigit() else seconds(text)
 
 
@@ -110,11 +110,11 @@ def _several_devices(text):
     return devices
 
 
-# The parser of a value, and its name in --help
+# How a value is parsed, and called in --help
 N, MS, POINTS, PATIENCE = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P"), (patience, "TIME")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
-BRIEF = {  # the flags that --help shows, some with a shorter text than in --help-all
+BRIEF = {  # the flags that --help shows, and what it says of those that --help-all says more of
     **dict.fromkeys("epochs max_steps nproc repeats resume output_dir verbose source help help_all".split()),
     "dataset": "cifar10 | mnist | synthetic-mnist | folder:PATH | …",
     "loader": "resident: all images on the device | workers",
@@ -127,7 +127,7 @@ BRIEF = {  # the flags that --help shows, some with a shorter text than in --hel
     "prove": "afterwards, test the largest cause of each row",
     "dry_run": "print the commands; run nothing",
 }
-GROUPS = {  # the groups of --help-all, by their first flag
+GROUPS = {  # of --help-all, each under the name of its first flag
     "methods": "what to compare",
     "repeats": "how often, and what else to find out",
     "output_dir": "output, and showing results again",
@@ -193,7 +193,6 @@ FLAGS = {
     "link_gbps": Flag("Gbit/s between devices, for --project (measured)", (positive_float, "G")),
     "link_ms": Flag("milliseconds of extra latency between devices, for --project (0)", MS),
     "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
-    "keep": _shown("how many earlier results to keep there, in earlier-DATE (all)", N),
     "lang": _shown("language of the output: en | zh, Chinese (%(default)s)", LANG, "en"),
     "verbose": Flag("print more than one screen of the report at the end", default=False, kept=False, shows=True),
     "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),
@@ -204,14 +203,14 @@ FLAGS = {
 
 
 def settings_of(arguments: argparse.Namespace) -> Any:
-    """Return the flags that results.json keeps, as JSON's types."""
+    """Return what results.json keeps of the flags, of JSON's types."""
     own = {name for name, flag in FLAGS.items() if not flag.kept} | {"debug"}
     values = {name: value for name, value in vars(arguments).items() if name not in own}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse sys.argv. Return the arguments, and the training flags of all rows. Raises SuiteError (USAGE)."""
+    """Return what was typed, and the training flags that every row gets; raise SuiteError (USAGE) for bad values."""
     parser = OneLineParser(description=description, add_help=False)
     add_training_flags(parser, several=True)
     for name, flag in FLAGS.items():
@@ -242,7 +241,7 @@ def _typed(name):
 
 
 def _refuse_contradictions(parser, arguments):
-    """Raise a usage error for flags that exclude each other, or have no effect together."""
+    """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
     for other in ("budget", "margin"):
         if arguments.repeats and getattr(arguments, other):
             parser.error(f"--repeats and --{other} exclude each other; give one of them")

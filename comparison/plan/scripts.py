@@ -1,4 +1,4 @@
-"""Rows of the user's own training scripts (--script)."""
+"""Rows of training scripts that are not this project's: --script, each a command as one types it."""
 
 import argparse
 import json
@@ -12,18 +12,18 @@ from common.words import count
 from comparison.methods import SCRIPT, Machine, python
 from comparison.rows import Configuration, Planned
 
-# the changes of what_if()
+# what is otherwise in a row of what_if()
 MEMORY, THREAD, WORKERS, RANKS, BF16, CHANNELS = "memory", "thread", "workers", "ranks", "bf16", "channels"
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
-# by default, glibc returns large blocks to the system and requests them again in every step (mallopt(3))
+# glibc gives large blocks back to the system and asks for them anew in every step, unless told (man 3 mallopt)
 KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
-# torchrun's stores would listen on all interfaces, and gloo on an external one; all ranks are on this machine
+# torchrun's stores would listen on all interfaces, and gloo where other machines can reach it; all ranks are here
 CLOSED = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *(["GLOO_SOCKET_IFNAME=lo"] if sys.platform == "linux" else []))
 IN_A_FILE = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
 
 
 def parse_script(text: str) -> str:
-    """Return NAME=COMMAND from that or from COMMAND, which is named after its first Python file."""
+    """Return NAME=COMMAND of that or of a COMMAND, which is called as its first file is, for argparse."""
     name, equals, command = text.partition("=")
     if not equals or not name.isidentifier():
         name, command = "", text
@@ -38,9 +38,9 @@ def parse_script(text: str) -> str:
 
 
 def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
-    """Return a row for each NAME=COMMAND. Only its device is planned; everything else is unknown.
+    """Return a row for each NAME=COMMAND; of what is planned for the others, nothing is known but the device.
 
-    Raises SuiteError (USAGE) if two have the same name.
+    Raises SuiteError (USAGE) where two have one name.
     """
     pairs = [text.partition("=")[::2] for text in scripts]
     names = [name for name, _ in pairs]
@@ -56,15 +56,14 @@ def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
 
 
 def _change(**what: object) -> str:
-    """Return the environment variable that tells the observer what to change."""
+    """The variable of the environment that tells the observer what is to be otherwise."""
     return f"{CHANGE}={json.dumps(what)}"
 
 
 def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
-    """Return a script's row with each change that may make it faster, and with its batches divided among `ranks`
-    devices.
+    """Return a script's row with, one by one, what may make it faster, and its batches divided among `ranks` devices.
 
-    The changes are environment variables, some of them for the observer (common/observer).
+    What no variable of the environment changes, the observer does (common/observer).
     """
     cores, devices = max(1, int(machine.cores)), ranks or machine.gpus or 2
     torchrun = (python(), "-m", "torch.distributed.run", *IN_A_FILE, f"--nproc_per_node={devices}", "--no-python")

@@ -1,4 +1,4 @@
-"""Tips: options of a row's command that may make it faster."""
+"""What else may make a row faster on its machine, besides a parallel method: options of its own command."""
 
 import contextlib
 import math
@@ -12,16 +12,16 @@ from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.words import say
 
-TIP, TRAINED = "tip", "trained"  # roles: a row with options, timed in slices; the same, trained to its end
+TIP, TRAINED = "tip", "trained"  # roles: a row with options, timed; the same, trained to its end
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-SAME, ROUNDED, UNKNOWN = say("none"), say("rounding alone"), say("unknown")  # effects on accuracy, the smallest first
+SAME, ROUNDED, UNKNOWN = say("none"), say("rounding alone"), say("unknown")  # the effect on accuracy, the least first
 EFFECTS: list[str] = [SAME, ROUNDED, UNKNOWN]
 
 
 @dataclass(frozen=True)
 class Option:
-    """flags: added to the command; variable: of the environment. of: options of the same kind exclude each other.
-    effect: on accuracy."""
+    """flags: typed behind the command; variable: of the environment, before it. of: options of one kind exclude each
+    other. effect: on what is learned."""
 
     flags: str = ""
     variable: str = ""
@@ -29,7 +29,7 @@ class Option:
     effect: str = SAME
 
 
-OPTIONS = {  # the most effective first, because the last ones are left out if time is short
+OPTIONS = {  # those that usually bring most first: the last ones are left out where time is short
     "bf16": Option("--precision bf16", of="precision", effect=UNKNOWN),
     "tf32": Option("--precision tf32", of="precision", effect=UNKNOWN),
     "cuda graph": Option("--cuda-graph", of="compiler", effect=ROUNDED),
@@ -41,11 +41,11 @@ OPTIONS = {  # the most effective first, because the last ones are left out if t
 
 
 def options_for(row: Configuration, report: Report) -> list[str]:
-    """Return the options that a row lacks and its kind of machine supports. Its script may still refuse them."""
+    """Return the options that a row does not have yet and that its kind of machine has; its script may refuse them."""
     planned, gpu, cores = row.planned, row.planned.device == "gpu", int(report.environment["cores"])
     devices, shared = max(row.stages, planned.shares), report.settings
     rewritten = planned.compile or planned.cuda_graph or planned.recompute
-    loads = shared["loader"] == "workers" and not shared["dataset"].startswith(FOLDER)  # a folder may not fit
+    loads = shared["loader"] == "workers" and not shared["dataset"].startswith(FOLDER)  # which may not fit into memory
     asked = any(method_of(other.method).all_cores for other in report.plan)
     able = {
         "bf16": planned.precision == "fp32",
@@ -60,14 +60,14 @@ def options_for(row: Configuration, report: Report) -> list[str]:
 
 
 def _can_ask_for_huge_pages() -> bool:
-    """Return whether Linux gives huge pages to programs that ask. Otherwise all programs have them, or none."""
+    """Whether Linux gives them to who asks: elsewhere all programs have them, or none."""
     with contextlib.suppress(OSError):
         return "[madvise]" in HUGE_PAGES.read_text() and "GLIBC_TUNABLES" not in os.environ
     return False
 
 
 def with_options(row: Configuration, names: tuple[str, ...], cores: float, role: str = TIP) -> Configuration:
-    """Return a row with these options added."""
+    """Return a row with options besides its own."""
     variables = [OPTIONS[name].variable for name in names if OPTIONS[name].variable]
     command = (*(["env", *variables] if variables else []), *row.command, *flags_of(names, cores).split())
     name = "+".join([row.name, *names, *([role] if role == TRAINED else [])])
@@ -75,17 +75,17 @@ def with_options(row: Configuration, names: tuple[str, ...], cores: float, role:
 
 
 def options_of(row: Configuration) -> tuple[str, ...]:
-    """Return the names of the options that with_options() added."""
+    """Return the names of the options that with_options() gave a row."""
     return tuple(name for name in row.label.split(" + ") if name in OPTIONS) if row.role else ()
 
 
 def flags_of(names: tuple[str, ...], cores: float) -> str:
-    """Return the flags of options."""
+    """Return how the flags of options are typed."""
     return " ".join(filter(None, (OPTIONS[name].flags for name in names))).format(cores=math.floor(cores))
 
 
 def that_go_together(names: list[str]) -> tuple[str, ...]:
-    """Return the first option of each kind, which do not exclude each other."""
+    """Return the first option of each kind."""
     first = {OPTIONS[name].of or name: name for name in reversed(names)}
     return tuple(name for name in names if name in first.values())
 

@@ -1,4 +1,4 @@
-"""Monitoring GPUs during a run by NVML, the driver's library, if nvidia-ml-py is installed."""
+"""What the GPUs did while a run trained, as NVML, the driver's library, tells it if nvidia-ml-py is installed."""
 
 import contextlib
 import functools
@@ -16,25 +16,25 @@ from common.files.results import RunResult
 from comparison.rows import CardUse
 
 LOOK_EVERY = 0.2  # seconds
-SHORTEST = 2.0  # seconds; for shorter epochs, energy is not reported, because the counter changes only every 0.1 s
-CLOCK_SM = 1  # nvmlClockType_t: the multiprocessors
-# nvmlClocksThrottleReasons (NVML reference, "Field Value Enums"): the power limit, and heat or the power supply, by the
-# driver or the card itself. Idle GPUs and clocks set by the user are not among them.
+SHORTEST = 2.0  # seconds of an epoch whose energy is known: the card counts it about ten times a second
+CLOCK_SM = 1  # nvmlClockType_t: of the multiprocessors
+# nvmlClocksThrottleReasons: the power limit, and heat or the power supply by the driver or the card itself (NVML's
+# reference, "Field Value Enums"); that nothing is to be done, or that clocks are set, slows nobody down
 HELD_DOWN = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-# The values read at every look, by their names in CardUse. NVML returns percent, megahertz, millijoules since the
-# driver was loaded, and bits. Not the power: it is a mean over a second, most of which may belong to another row.
+# What is asked at every look, by its name in CardUse: NVML gives percents, megahertz, millijoules since the driver was
+# loaded, and bits. Not the power: it is a mean over a second, of which another row may have had the most.
 QUESTIONS = {
     "busy": ("nvmlDeviceGetUtilizationRates", (), lambda rates: rates.gpu / 100),
     "megahertz": ("nvmlDeviceGetClockInfo", (CLOCK_SM,), float),
     "joules": ("nvmlDeviceGetTotalEnergyConsumption", (), lambda millijoules: millijoules / 1000),
     "held_down": ("nvmlDeviceGetCurrentClocksThrottleReasons", (), lambda reasons: bool(reasons & HELD_DOWN)),
 }
-Moment = dict[str, Any]  # a card's answers to QUESTIONS, programs (PIDs that recently computed), and seconds
+Moment = dict[str, Any]  # a card's answers to QUESTIONS, programs (PIDs that computed lately), and seconds
 
 
 @functools.cache
 def nvml() -> Any:
-    """Return NVML's initialised binding; None if it, the driver or an NVIDIA card is missing."""
+    """Return NVML's binding, ready to be asked; None where it, the driver or every NVIDIA card is missing."""
     try:
         import pynvml
     except ImportError:
@@ -47,10 +47,10 @@ def nvml() -> Any:
 
 
 class CardWatch:
-    """Reads the state of every card of this machine five times a second, inside each `with watching()`."""
+    """Looks at every card of this machine five times a second, during as many `with`s of watching() as there are."""
 
     def __init__(self) -> None:
-        # by UUID, because PyTorch's numbers depend on CUDA_VISIBLE_DEVICES and NVML's do not
+        # by UUID: NVML's numbers do not depend on CUDA_VISIBLE_DEVICES, PyTorch's do
         numbers = range(self._ask("nvmlDeviceGetCount") or 0)
         cards = [self._ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
         self._cards = {self._ask("nvmlDeviceGetUUID", card): card for card in cards}
@@ -82,7 +82,7 @@ class CardWatch:
             self._measure_memory({*own()})
 
     def uses(self, result: RunResult) -> tuple[CardUse, ...]:
-        """Return the CardUse of each GPU of a run, in its timed epochs."""
+        """Return what the cards of a run did in its timed epochs, one CardUse for each of its devices on a GPU."""
         timed = [(epoch.start, epoch.train_seconds) for epoch in result.timed_epochs]
         windows = [(start, start + seconds) for start, seconds in timed if start is not None]
         cards = zip(result.devices, result.gpu_uuids, strict=False)
@@ -97,14 +97,14 @@ class CardWatch:
             self._moments[uuid].append(moment)
 
     def _measure_memory(self, own):
-        """Record the memory of processes on each card, with their contexts. PyTorch keeps its peak reserved."""
+        """What processes have of each card, with their contexts: PyTorch keeps what it once had."""
         for uuid, card in self._cards.items() if own else ():
             processes = self._ask("nvmlDeviceGetComputeRunningProcesses", card) or ()
             used = sum(process.usedGpuMemory or 0 for process in processes if process.pid in own)
             self._memory[uuid] = max(used, self._memory.get(uuid, 0))
 
     def _programs(self, card):
-        """Return the PIDs whose kernels ran on a card since the last look but one, if the driver reports them."""
+        """The processes whose kernels ran on a card since the last look but one, if the driver tells of any."""
         since = int(1e6 * (time.time() - 2 * LOOK_EVERY))  # NVML's clock: microseconds since the Unix epoch
         samples = self._ask("nvmlDeviceGetProcessUtilization", card, since) or ()
         programs = frozenset(sample.pid for sample in samples if sample.smUtil)
@@ -113,7 +113,7 @@ class CardWatch:
         return programs
 
     def _ask(self, function, *arguments):
-        """Call NVML. Return None if it is missing, or does not support the call for this card or user."""
+        """None where there is no NVML, or it does not tell that of this card, or to this user."""
         if not nvml():
             return None
         try:
@@ -131,20 +131,18 @@ class CardWatch:
         means = {
             name: statistics.mean(known(name)) if known(name) else None for name in ("busy", "megahertz", "held_down")
         }
-        # None if the run's own processes were never seen: in a container, PIDs may differ from the driver's
+        # None too where the run's own processes were never seen: a container may not know its processes' numbers
         programs, foreign = known("programs"), None
         if any(seen & self._own for seen in programs):
             foreign = statistics.mean(bool(seen - self._own) for seen in programs)
         joules, watts = _energy(moments, windows)
-        memory = self._memory.get(uuid) or None  # in a container, PIDs may differ from the driver's
+        memory = self._memory.get(uuid) or None  # in a container, processes may have other numbers
         return CardUse(device, memory_bytes=memory, joules=joules, watts=watts, foreign=foreign, **means)
 
 
 def _energy(moments, windows):
-    """Return the mean joules and watts of the epochs, from the card's counter, interpolated between looks.
-
-    None if the epochs are too short.
-    """
+    """The joules of an epoch and its watts, means, from the card's counter, read between looks as if the power were
+    constant there; None of epochs that are too short for that."""
     counted = [(moment["seconds"], moment["joules"]) for moment in moments if moment["joules"] is not None]
     if not windows or not counted or counted[0][0] > windows[0][0] or counted[-1][0] < windows[-1][1]:
         return None, None

@@ -1,4 +1,4 @@
-"""--check-maths: train each row for 20 deterministic steps, and compare its weights with one device's."""
+"""Whether all rows compute the same: 20 deterministic steps of each, against one device, parameter by parameter."""
 
 import itertools
 import json
@@ -14,11 +14,11 @@ from comparison.rows import Configuration
 from comparison.run.launch import HelperFailed, ask, cause, ran_out_of_memory, run_child
 
 STEPS = 20
-# After 20 steps, rounding causes differences of 1e-8 to 1e-6, or of about 1e-4 if it switched an activation; a missing
-# or doubled gradient about 1e-2.
+# Rounding ends near 1e-8 to 1e-6 after 20 such steps, where it has switched an activation near 1e-4; a forgotten or
+# doubled gradient ends near 1e-2.
 TOLERANCE = 1e-4
-TOLERANCE_ROUNDED = 1e-3  # for methods that round on purpose: gradients in bf16 cause about 1e-4
-PLAIN = {"compile": False, "cuda_graph": False, "recompute": False, "accumulate": 1}  # of the reference
+TOLERANCE_ROUNDED = 1e-3  # where a method rounds on purpose: gradients in bf16 end near 1e-4
+PLAIN = {"compile": False, "cuda_graph": False, "recompute": False, "accumulate": 1}  # how the reference trains
 DETERMINISTIC = (
     "--eval-mode --no-augment --optimizer sgd --lr 0.01 --weight-decay 0 --schedule steps --label-smoothing 0 "
     "--no-curves"
@@ -26,11 +26,10 @@ DETERMINISTIC = (
 
 
 def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_images: int) -> dict[str, Equivalence]:
-    """Train each row and one device from the same weights on the same batches. Compare the weights, by row's name.
+    """Train each row and one device from the same weights on the same batches; compare the weights, by row's name.
 
-    Augmentation, dropout and BatchNorm's batch statistics are off, because they depend on how a batch is divided, and
-    the optimizer is SGD, because Adam turns rounding errors into whole steps. A row that differs is trained again in
-    double precision, to tell rounding from mistakes.
+    Without what differs where a batch is cut: augmentation, dropout, BatchNorm's statistics; and by SGD, as Adam turns
+    rounding into whole steps. A row that differs is trained again in double precision, where rounding is no mistake.
     """
     with temporary_directory() as directory:
         check = _Check(plan, shared_flags, train_images, Path(directory))
@@ -39,22 +38,22 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
         found = {row.name: _judge(in_float32[row.name], METHODS[row.method].rounds) for row in able}
         differ = [row for row in able if found[row.name].status == "failed" and found[row.name].difference is not None]
         for name, far in check.differences(differ, "fp64").items():
-            if isinstance(far, float):  # otherwise the result in float32 stands
+            if isinstance(far, float):  # else what was found in float32 stands
                 found[name] = _judge(far, METHODS[check.rows[name].method].rounds, in_float32[name])
     return {row.name: found.get(row.name) or _on_purpose(row) for row in plan}
 
 
 class _Check:
-    """Trains rows and references, and compares their weights. rows: by name."""
+    """Trainings whose weights are compared. rows: by name."""
 
     def __init__(self, plan, shared_flags, train_images, directory):
         self.rows = {row.name: row for row in plan}
         self._threads, self._shared_flags = plan[0].planned.threads, shared_flags
         self._train_images, self._directory = train_images, directory
-        self._references = {}  # files of weights, by flags
+        self._references = {}  # files, by the flags of one device
 
     def differences(self, rows: list[Configuration], precision: str) -> dict[str, float | BaseException]:
-        """Return the difference of each row's weights from one device's, or the error, by row's name."""
+        """By row's name, how far its weights are from one device's, or why that is not known."""
         pairs: dict[str, tuple[Path, Path]] = {}
         found: dict[str, float | BaseException] = {}
         for row in rows:
@@ -71,7 +70,7 @@ class _Check:
         return {**found, **dict(zip(pairs, answers, strict=True))}
 
     def _pair(self, row, precision):
-        """Train one device and the row. Return the files of their weights."""
+        """The files with the weights of one device and of the row, both trained."""
         one_device = replace(row.planned, threads=self._threads, **PLAIN)
         flags = (*self._shared_flags, *type_flags(one_device.flags), "--precision", precision)
         if flags not in self._references:
@@ -83,9 +82,9 @@ class _Check:
         return self._references[flags], file
 
     def _train(self, command, row, file):
-        """Train with `command` for STEPS steps, over several epochs if there are few images, and save the weights."""
-        steps = min(STEPS, max(1, self._train_images // row.planned.batch_size))  # full batches on every rank
-        if "--target-accuracy" in command:  # such a short training would miss it
+        """Let `command` train for STEPS steps, over more than one epoch if the data are few, and save its weights."""
+        steps = min(STEPS, max(1, self._train_images // row.planned.batch_size))  # whole batches, as many on every rank
+        if "--target-accuracy" in command:  # which so short a training would miss
             place = command.index("--target-accuracy")
             command = (*command[:place], *command[place + 2 :])
         length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
@@ -101,7 +100,7 @@ def _on_purpose(row):
 
 
 def _judge(difference, rounds, in_float32=None):
-    """Return the Equivalence. difference: of the weights, or an error; in_float32: if `difference` is in double
+    """difference: of the weights, or why it is not known; in_float32: that there, where `difference` is in double
     precision."""
     if isinstance(difference, MemoryError):
         return Equivalence(None, OUT_OF_MEMORY, f"not checked: {difference}")

@@ -1,4 +1,4 @@
-"""--fit-batch: the largest batch of each row, found by doubling --batch-size until memory or data run out."""
+"""The largest batch with which each row trains: --batch-size, doubled until memory, or data, do not suffice."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,9 +13,9 @@ from comparison.run.turns import run_once
 
 
 def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
-    """Return the next batch to try with a row; None if its largest is known.
+    """Return which batch to try a row with next; None where its largest is known.
 
-    It is twice the largest that fits; or, if none fits, half of the smallest if that divides by the devices.
+    Twice the largest that fits, or half of the smallest, if none does and the devices can share it.
     """
     results = _results(row, trials)
     if not results:
@@ -30,12 +30,12 @@ def next_batch(row: Configuration, trials: Sequence[Trial]) -> int | None:
 
 
 def _results(row, trials):
-    """Return the last trial of each batch."""
+    """Batch → the last trial with it."""
     return {trial.batch_size: trial for trial in trials_of(row, trials)}
 
 
 def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], directory: Path) -> Trial:
-    """Train a row for TRIAL_STEPS steps with a batch, and evaluate, with TRIAL_MARGIN of the memory limit left free."""
+    """Let a row train TRIAL_STEPS steps of a batch, under a limit of memory with TRIAL_MARGIN left, and evaluate."""
     fitted, flags = with_batch(row, batch_size), ["--epochs", "1", "--max-steps", str(TRIAL_STEPS)]
     if limit := settings.get("memory_limit"):
         flags += type_flags({"memory_limit": round((1 - TRIAL_MARGIN) * limit)})
@@ -50,14 +50,14 @@ def try_batch(row: Configuration, batch_size: int, settings: Mapping[str, Any], 
 def with_batch(row: Configuration, batch_size: int) -> Configuration:
     """Return a row with another global batch."""
     command = list(row.command)
-    if command:  # a row read from a file has none
+    if command:  # what was read from a file has none
         command[command.index(option("batch_size")) + 1] = str(batch_size)
     planned = replace(row.planned, batch_size=batch_size, per_device_batch_size=-(-batch_size // row.planned.shares))
     return replace(row, planned=planned, command=tuple(command))
 
 
 def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tuple[Configuration, ...]:
-    """Return the rows with the largest batch that fits, or the smallest that was tried if none fits."""
+    """Return the rows with the largest batch that fits; one that fits with none keeps the smallest that was tried."""
 
     def fitted(row):
         results = _results(row, trials)
@@ -68,7 +68,7 @@ def with_largest(plan: Sequence[Configuration], trials: Sequence[Trial]) -> tupl
 
 
 def failed_runs(plan: Sequence[Configuration], outcomes: Sequence[Outcome]) -> list[Trial]:
-    """Return the runs that were out of memory, as trials."""
+    """Return as trials the runs that memory did not suffice for."""
     rows = {row.name: row for row in plan}
     failed = [(rows[run.configuration], run) for run in outcomes if run.status == OUT_OF_MEMORY]
     return [Trial(row.against or row.name, row.planned.batch_size, run.status, run.reason) for row, run in failed]

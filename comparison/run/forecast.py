@@ -1,4 +1,4 @@
-"""Before the first run: the probe for these rows, warnings that follow from it, and how long they will take."""
+"""Before the first run: what the probe is to measure for these rows, what it says of them, and how long they take."""
 
 import json
 import math
@@ -19,14 +19,14 @@ from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
 from comparison.run.machine import by_hand, describe
 
-LONG = 1800.0  # seconds: for longer comparisons, a command with STEPS steps per epoch is suggested
+LONG = 1800.0  # seconds: where more is expected, a command with so few steps in an epoch is named
 STEPS = 100
-SCRIPT_SECONDS = 10.0  # assumed for a run of a script until one has ended
-CHECK_SHARE = 0.1  # the maths is checked without --check-maths if that takes at most this share of the time
+SCRIPT_SECONDS = 10.0  # of a run of a script, until one has ended
+CHECK_SHARE = 0.1  # of the time of a comparison may a check of its maths take that nobody asked for
 
 
 def run_probe(report: Report, shared_flags: list[str]) -> Probe:
-    """Probe one device, the loader and the link, as far as these rows need it."""
+    """Measure what one device, the loader and the link can do alone, as far as these rows need it."""
     settings: Mapping[str, Any] = report.settings
     first, projects = report.first, settings["project"]
     able = [row for row in report.plan if not (row.skip or row.is_script)]
@@ -49,7 +49,7 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
 
 
 def starved(report: Report) -> list[str]:
-    """Return a warning for each model whose loader workers deliver fewer images than a row's GPUs can train."""
+    """Return for which models the workers deliver fewer images than a row's GPUs train, each as fast as one alone."""
     assert report.probe
     delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
     sentences = []
@@ -66,9 +66,10 @@ def starved(report: Report) -> list[str]:
 
 
 def guesses_of(report: Report, **changed: int) -> dict[str, float]:
-    """Return how long a run of each row may take, by name: start-up, and the steps of one device.
+    """Return how long a run of each row may take, by name: start-up, and steps as one device alone makes them.
 
-    A test batch counts as a third of a step. changed: settings to replace. Nothing is known of scripts.
+    A test batch counts a third of a step, its forward pass. changed: settings of the comparison that are
+    others now. Nothing is known of a script.
     """
     probe, settings = report.probe, {**report.settings, **changed}
 
@@ -89,15 +90,13 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
 
 
 def able_methods(report: Report) -> list[Configuration]:
-    """Return the rows that can run, except for the user's own scripts."""
+    """Return the rows that can run and are this project's own."""
     return [row.configuration for row in report.rows if not (row.configuration.skip or row.configuration.is_script)]
 
 
 def checks_maths(report: Report) -> bool:
-    """Return whether to compare the rows' weights with one device's.
-
-    As asked; by default, if the check takes a small share of the time and any row is parallel.
-    """
+    """Return whether to compare the rows' weights with one device's: as asked, or where the check takes little of the
+    time of the comparison, and a row computes in several parts."""
     asked, budget = report.settings["check_maths"], report.settings["budget"]
     if asked is not None:
         return asked
@@ -105,13 +104,13 @@ def checks_maths(report: Report) -> bool:
     if not able:
         return False
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
-    seconds = 2 * sum(steps[row.name] for row in able)  # with references, and because ranks start later
+    seconds = 2 * sum(steps[row.name] for row in able)  # one device's too; several ranks start later than one
     whole = budget or sum(guesses[name] for _, name in report.order)
     return seconds < CHECK_SHARE * whole and any(row.planned.shares > 1 or row.stages > 1 for row in able)
 
 
 def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
-    """Return how long the runs left, (block, name) pairs, may take: as measured, or as guessed and corrected."""
+    """Return how long the runs that are left, (block, name) pairs, may take: as before, or as guessed, corrected."""
     seen: dict[str, list[float]] = {}
     for outcome in outcomes:
         seen.setdefault(outcome.configuration, []).append(outcome.wall_seconds)
@@ -121,7 +120,7 @@ def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...],
 
 
 def how_long(report: Report) -> list[str]:
-    """Return sentences about the remaining time; if it is long, with a shorter command."""
+    """Return sentences about the time from here on; where it is long, one with a shorter command."""
     runs = f"for the {count(len(report.left), 'run')} planned so far"
     until = runs if report.settings["budget"] else "from here on"
     seconds = seconds_left(report.left, report.outcomes, guesses_of(report))
@@ -131,7 +130,7 @@ def how_long(report: Report) -> list[str]:
 
 
 def _shorter(report):
-    """Suggest a command with fewer epochs and steps before a long comparison."""
+    """The command that answers the same question in fewer epochs and steps, where a long comparison begins."""
 
     def seconds(**changed):
         guesses = guesses_of(report, **changed)
@@ -147,7 +146,7 @@ def _shorter(report):
 
 
 def print_commands(report: Report) -> None:
-    """Print the command of every row, in the order of the table."""
+    """Print the command of every row, in the order of the table, and run none."""
     for row in report.plan:
         skipped = f" (skipped: {row.skip})" if row.skip else ""
         print(f"# {row.label}{skipped}", shlex.join(row.launched), sep="\n")
@@ -156,7 +155,7 @@ def print_commands(report: Report) -> None:
 
 
 def print_estimate(report: Report, shared_flags: list[str]) -> None:
-    """Print how long the comparison would take, as shell comments, from a probe. Needs the data."""
+    """Print how long the comparison would take, as a shell's comments, by a step that is measured now, of data here."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
     if max(settings["nodes"]) > 1 or report.only_scripts:

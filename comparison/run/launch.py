@@ -1,4 +1,4 @@
-"""Child processes: starting, waiting, stopping with all descendants, and finding out why one failed."""
+"""One child process: start it, wait for it, stop all of it if need be, and say why it failed."""
 
 import contextlib
 import os
@@ -15,18 +15,18 @@ from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, ow
 from comparison.methods import PROJECT, python
 
 TIMED_OUT = 124  # the exit code of timeout(1)
-GRACE = 3.0  # seconds that children have to end after SIGTERM
-MOST_OF_A_SOCKET = 70  # bytes of TMPDIR: a socket's path has at most 107 (unix(7)), of which multiprocessing adds 32
+GRACE = 3.0  # seconds, for children to end after SIGTERM
+MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
 
 
 class HelperFailed(SystemExit):
-    """A helper process ended with this exit code, and printed why on stderr."""
+    """A helper process ended with this exit code; it has said why on stderr."""
 
 
 def run_child(
     command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None, timeout: float | None = None
 ) -> int:
-    """Run `command` (see started). Return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
+    """Run `command` (see started()); return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
     with started(command, log, environment) as child:
         try:
             return child.wait(timeout)
@@ -38,9 +38,9 @@ def run_child(
 def started(
     command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen]:
-    """Start `command` with stdout and stderr in the file `log`. At the end of the `with`, stop it if it still runs.
+    """Start `command` with stdout and stderr in the file `log`; at the end of the `with`, stop it if it still runs.
 
-    environment: additional variables. No descendant outlives the `with`, or this process if it is killed.
+    environment: more variables. Nothing that it started outlives the `with`, or this process should that be killed.
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
@@ -53,12 +53,12 @@ def started(
         finally:
             end_together([child])
             child.wait()
-            # torchrun starts every rank in its own session, out of reach of signals to the child's group
+            # torchrun puts every rank into a session of its own, which no signal to the child's group reaches
             kill_tagged(tag)
 
 
 def _new_file(path):
-    """Create a new file in place of an old one, so that nothing else writes to it."""
+    """Open a file that is written by nobody else, and to nowhere else: what had its name is no file of this run's."""
     try:
         path.unlink(missing_ok=True)
         return open(path, "xb")
@@ -72,9 +72,9 @@ def _environment(temporary, tag):
 
 
 def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[str, ...] = ()) -> str:
-    """Run one of common's modules as a child, because this process does not import torch. Return its stdout.
+    """Run one of common's modules as a child, for this process imports no torch, behind `launcher`; return its stdout.
 
-    launcher: precedes the command. Raises HelperFailed if the exit code is not in `fine`, SuiteError if it was killed.
+    Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
@@ -91,7 +91,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
 
 
 def end_together(children: Sequence[subprocess.Popen]) -> None:
-    """End children and their process groups, even stopped ones: SIGTERM, GRACE seconds for all, then SIGKILL."""
+    """End children and their groups, stopped ones too: SIGTERM, GRACE seconds for all together, then SIGKILL."""
     alive, deadline = [child for child in children if child.poll() is None], time.monotonic() + GRACE
     for child in alive:
         for number in (signal.SIGTERM, signal.SIGCONT):
@@ -100,17 +100,17 @@ def end_together(children: Sequence[subprocess.Popen]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
     for child in children:
-        with contextlib.suppress(ProcessLookupError):  # nothing is left
+        with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
             os.killpg(child.pid, signal.SIGKILL)
 
 
 def ran_out_of_memory(line: str) -> bool:
-    """Return whether an error line, without its `error: `, means out of memory."""
+    """Return whether an error line, without its `error: `, says that memory did not suffice."""
     return bool(re.match(rf"([^;]*: )?{OUT_OF_MEMORY};", line))
 
 
 def cause(exit_code: int, log: Path) -> str:
-    """Return why a child failed: the first `error:` line in its log, torchrun's root cause, or its exit code."""
+    """Return why a child failed: the first `error:` line in its log, a rank in torchrun's report, or its exit code."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

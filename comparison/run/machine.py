@@ -1,4 +1,4 @@
-"""The machine of a comparison, and the nodes of its SLURM job, checked before anything runs."""
+"""The machine that a comparison is about, and the nodes of its SLURM job: what they are, and whether they will do."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ from comparison.methods import Machine
 from comparison.rows import Configuration
 from comparison.run.launch import ask
 
-FASTER = 1.5  # bfloat16 is worth trying if a matrix product is this many times as fast
+FASTER = 1.5  # times as fast is a product of matrices in bfloat16 where it may be worth while
 
 
 def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machine, Any]:
-    """Return this machine for the plan, and its full description. Print a warning for every bad check."""
+    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
     description = describe(arguments.data_root, "--output-dir", str(directory), "--device", arguments.device)
     environment = description["environment"]
     for check in description["checks"]:
@@ -36,15 +36,15 @@ def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machin
 
 
 def describe(data_root: str, *flags: str) -> dict[str, Any]:
-    """Return the output of common.programs.check."""
+    """Return what common.programs.check finds."""
     printed = ask("common.programs.check", "--json", "--data-root", data_root, *flags, fine=(0, MACHINE))
-    if not printed:  # a package is missing, as printed on stderr
+    if not printed:  # a package is missing, as stderr says by now
         sys.exit(MACHINE)
     return json.loads(printed)
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
-    """Return the number of blocks of each model that may have too few for `stages` stages."""
+    """Return how many blocks each model has that could be too few for so many stages; the suite's own have two."""
     doubtful = [model for model in models if model not in MODELS or stages > 2]
     if not doubtful:
         return {}
@@ -53,9 +53,9 @@ def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict
 
 
 def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
-    """Return a description of each node that the largest row needs.
+    """Return what each node of the job is, in words, as many as the row with most of them needs.
 
-    Raises SuiteError if there are too few, or if one cannot train, lacks data or files, or differs from the others.
+    Raises SuiteError where there are too few, or where one cannot train, lacks data or files, or is of another kind.
     """
     nodes, held = max(arguments.nodes), int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
     if held < nodes:
@@ -85,7 +85,7 @@ def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
 
 
 def _descriptions(nodes, arguments, directory):
-    """Return the output of common.programs.check on each node. srun labels each line of a task's output."""
+    """What the pre-flight check says on each node. All are heard, and srun labels each piece of what a task prints."""
     folder = Path(arguments.dataset.removeprefix(FOLDER), "train")
     own = ["--json", "--data-root", arguments.data_root, "--output-dir", str(directory), "--device", arguments.device]
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".seen-") as seen:
@@ -100,7 +100,7 @@ def _descriptions(nodes, arguments, directory):
 
 
 def by_hand(row: Configuration) -> str:
-    """Return the command to type on each host in place of a row's command without SLURM."""
+    """Return what to type on each host, in place of a row's command, where there is no SLURM."""
     ranks = (f"--nnodes={row.nodes}", f"--nproc_per_node={row.tasks}")
     rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=FIRST_HOST:29500")
     interpreter, *script = row.command

@@ -1,4 +1,4 @@
-"""Turning the output of the observer (common/observer) into a RunResult."""
+"""What the observer (common/observer) wrote of a training script, and the RunResult that it makes."""
 
 import json
 import math
@@ -12,43 +12,43 @@ from common.engine.shares import Training, merge
 from common.files.results import PHASES, Environment, EpochRecord, RunResult
 from comparison.methods import SCRIPT
 
-UNTIMED = 2  # the first slices of a start
+UNTIMED = 2  # slices of a start
 OBSERVED = ("data", "forward", "backward", "exchange", "update", "rest")  # the columns of a slice's series
 
 
 @dataclass(frozen=True)
 class Start:
-    """The lines written so far by the ranks of one start of a script: a description of the rank, then its slices.
+    """What the ranks of one start of a script have written by now: each what it is, and its slices.
 
-    The first slice, of --warmup steps, shows how long a step takes; the second, as long as the others, is warm-up.
+    The first one, of --warmup steps, tells how long a step is; the second one, as long as the others, warms up.
     """
 
     ranks: list[list[dict[str, Any]]]
 
     @property
     def world(self) -> int:
-        """The number of ranks; 0 until one has made a step."""
+        """How many ranks there are; 0 as long as none has made a step."""
         return self.ranks[0][0]["world"] if self.ranks else 0
 
     @property
     def first_step(self) -> float:
-        """The end of rank 0's first step, in seconds since the Unix epoch; needs one."""
+        """When rank 0 had made its first step, in seconds since the Unix epoch; needs one."""
         return self.ranks[0][0]["first_step"]
 
     @property
     def all_slices(self) -> list[list[dict[str, Any]]]:
-        """The slices that all ranks have finished, each as a list of the ranks' records."""
+        """The slices that all ranks have: of each, what every rank says."""
         whole = len(self.ranks) == self.world
         return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)] if whole else []
 
     @property
     def slices(self) -> list[list[dict[str, Any]]]:
-        """The timed slices."""
+        """Those that are timed."""
         return self.all_slices[UNTIMED:]
 
 
 def read_start(directory: Path) -> Start:
-    """Read what the ranks have written so far, without incomplete lines."""
+    """Return what the ranks have written there by now. A line that is being written does not count."""
     files = sorted(directory.glob("rank-*.jsonl"), key=lambda file: int(file.stem.partition("-")[2]))
     lines = [file.read_text(encoding="utf-8").splitlines(keepends=True) for file in files]
     return Start([[json.loads(line) for line in own if line.endswith("\n")] for own in lines if own])
@@ -60,9 +60,9 @@ def step_seconds(ranks: Sequence[dict[str, Any]]) -> float:
 
 
 def result_of(starts: Sequence[Start], command: str, startup_seconds: float, environment: Environment) -> RunResult:
-    """Return the result of a script's starts: the warm-up slice as the first epoch, then all timed slices as epochs.
+    """Return what a script's starts found: the first one's warm-up as first epoch, then all slices that are timed.
 
-    environment: this machine's, with the versions replaced by the script's own.
+    environment: this machine's; what the script says of its own torch takes the place of what is known of ours.
     """
     first, measured = starts[0], [slices for start in starts for slices in start.slices]
     epochs = tuple(
@@ -103,14 +103,14 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
 
 
 def with_batch(result: RunResult, batch: int) -> RunResult:
-    """Return a result with a known batch. The observer cannot count the samples of a compiled network."""
+    """Return a result of which only its script knows the batch: nobody sees the samples of a compiled network."""
     epochs = tuple(replace(epoch, samples=epoch.steps * batch) for epoch in result.epochs)
     part = math.ceil(batch / len(result.devices))
     return replace(result, epochs=epochs, global_batch_size=batch, per_device_batch_size=part)
 
 
 def _epoch(number: int, ranks: Sequence[dict[str, Any]]) -> EpochRecord:
-    """Merge all ranks' records of one slice. A phase without any time is unknown."""
+    """What all ranks say of one slice. A phase that no step of any rank has is not known."""
     known = [name for name in OBSERVED if any(rank["phases"][name] for rank in ranks)]
     return merge(number, [_training(place, rank, known) for place, rank in enumerate(ranks)], [])
 

@@ -1,4 +1,4 @@
-"""A run of the user's own training script, observed from inside (common/observer) in slices of steps."""
+"""A run of somebody's own training script, which is observed from inside (common/observer) in slices of steps."""
 
 import contextlib
 import json
@@ -26,18 +26,18 @@ from comparison.run.launch import started
 from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
 
-OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that Python imports its sitecustomize
+OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
-LONGEST = 900.0  # seconds, the default timeout of a run, which may never make a step
-SLICES = 4  # timed slices of a run
-ALONE = 0.5  # seconds to time a script's loader alone, after the last slice
+LONGEST = 900.0  # seconds of its own turns that a run may take where --timeout says nothing: it may never make a step
+SLICES = 4  # of a run, that are timed
+ALONE = 0.5  # seconds for which a script's loader is timed alone, after the last one
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
 
 
 @dataclass(frozen=True)
 class Slices:
-    """The slices of a run: `warmup` steps, an untimed slice, and SLICES timed slices. steps: per slice; None: use
+    """What a run of a script measures: after `warmup` steps and a slice, SLICES slices; steps: of each, None for
     `seconds`."""
 
     warmup: int
@@ -45,19 +45,19 @@ class Slices:
     seconds: float
 
     def steps_of(self, first: list[dict[str, Any]]) -> int:
-        """Return the number of steps per slice. first: the first slice."""
+        """Return how many steps a slice has, by what the first ones took."""
         return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
 
 
 def slices_of(settings: Mapping[str, Any]) -> Slices:
-    """Return the Slices of --warmup and --steps."""
+    """Return what --warmup and --steps ask for."""
     length = settings["steps"]
     steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
     return Slices(settings["warmup"], steps, seconds)
 
 
 class Ranks(Gate):
-    """A Gate for ranks that report one by one that they are idle. world(): the number of ranks; 0 if not yet known."""
+    """A gate for ranks that tell one by one that they are idle. world: how many there are, 0 if not yet known."""
 
     def __init__(self, directory: Path, world: Callable[[], int]):
         directory.mkdir()
@@ -74,7 +74,7 @@ class Ranks(Gate):
 
 
 class ScriptRun(Run):
-    """A run of a script. It is started again if it ends before all slices are measured, and then ended."""
+    """A run of a script, which is started as often as the slices need, and ended as soon as all are measured."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class ScriptRun(Run):
     ):
         super().__init__(configuration, block, 0, directory, timeout or LONGEST)
         self._command, self._slices, self._environment = configuration.command, slices, environment
-        self._starts: list[Start] = []  # finished starts
+        self._starts: list[Start] = []  # those that are over
         self._place = directory
-        self._start = Start([])  # the current one
+        self._start = Start([])  # the latest
         self._startup: float | None = None
         file = configuration.script
         self._checksums = {CODE: file_checksum(file)} if file else {}
@@ -111,17 +111,17 @@ class ScriptRun(Run):
         super()._go_on()
 
     def _measured(self, start):
-        """Return the number of timed slices so far."""
+        """How many slices are timed by now, with those of the latest start."""
         return sum(len(some.slices) for some in (*self._starts, start))
 
     def _tell(self, steps, alone=0.0):
-        """Write the plan of the next slice atomically, because ranks may be reading."""
+        """Say how many steps the next slice has, and what comes after; whole, as ranks may be reading."""
         new = self._place / "plan.new"
         new.write_text(json.dumps({"steps": steps, "alone": alone}), encoding="utf-8")
         new.rename(self._place / "plan.json")
 
     def _exit_code(self):
-        """Return 0 once all slices are measured. A script that ended earlier is started again in its next turn."""
+        """0 as soon as all slices are measured. A script whose training is over before that begins again in a turn."""
         code = super()._exit_code()
         self._start = start = read_start(self._place)
         if self._startup is None and start.ranks:
@@ -130,14 +130,14 @@ class ScriptRun(Run):
         if measured >= SLICES or (code == 0 and start.slices):
             self._starts.append(start)
             used, before = self._cpu_seconds(), own_seconds()
-            self.close()  # kills the loader's workers too
+            self.close()  # which kills the loader's workers, for which the script waits no more
             self._orphans_seconds += max(0.0, used - (own_seconds() - before))
             self._child = None
             return 0 if measured >= SLICES else None
         return code
 
     def _cpu_seconds(self):
-        """Return the CPU time of this start's living processes and of the children they waited for."""
+        """What the processes of this start have used that are alive, and those for which they waited."""
         seconds = 0.0
         with contextlib.suppress(psutil.Error):
             script = psutil.Process(self._child.pid)

@@ -1,4 +1,4 @@
-"""One comparison from its plan to its last run, with progress messages."""
+"""One comparison from its plan to its last run, with a word about what is going on."""
 
 import contextlib
 import sys
@@ -30,7 +30,7 @@ from comparison.run.turns import Run, gpu_need, run_once, run_whole, take_turns,
 
 @dataclass(frozen=True)
 class Output:
-    """Where files go, and functions that describe a trial of a batch, and the smallest difference that can be found."""
+    """Where files go, and words from above for a batch that was tried and for how small a difference can be found."""
 
     directory: Path
     trial: Callable[[Trial], str]
@@ -38,13 +38,13 @@ class Output:
 
     @property
     def runs(self) -> Path:
-        """The directory of the runs' results and logs."""
+        """Where the result files and logs of runs go."""
         return self.directory / "runs"
 
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Hold a directory's lock. Raises SuiteError (USAGE) if another process holds it."""
+    """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
     try:
         with FileLock(directory / ".comparison.lock", timeout=0):
             yield
@@ -54,10 +54,7 @@ def only_writer(directory: Path) -> Iterator[None]:
 
 
 def continued(report: Report, file: Path) -> Report:
-    """Return `report`, which has not run yet, with the finished runs of an interrupted comparison (--resume).
-
-    Raises SuiteError (USAGE) if the settings, the machine, the rows or their code have changed.
-    """
+    """Return `report`, which has not run yet, with the finished runs of an interrupted comparison's results.json."""
     earlier, planned = read_results(file), as_read(report)
     then, now = ({**some.settings, **some.environment} for some in (earlier, planned))
     changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
@@ -74,7 +71,7 @@ def continued(report: Report, file: Path) -> Report:
 
 
 def _changed_code(earlier: Report, plan: Sequence[Configuration]) -> list[str]:
-    """Return, in words, the rows whose script or `common` package has changed since their runs."""
+    """Return the rows whose script, or its package, has changed since their runs."""
     changed = []
     for row in earlier.all_rows:
         file = next((own.script for own in plan if own.name == row.configuration.name), None)
@@ -87,9 +84,9 @@ def _changed_code(earlier: Report, plan: Sequence[Configuration]) -> list[str]:
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
-    """Probe the machine, check the maths if asked, and run what is left. Return the complete report.
+    """Probe the machine, check the maths if asked, run what is left; return the report with all that.
 
-    Blocks are added if one was disturbed, or if the budget allows. results.json is written before the next run starts.
+    Blocks are added where one was disturbed, or a budget allows. results.json is whole before the next run starts.
     """
     _announce(report)
     remove_torn([output.directory / "results.json"])
@@ -113,7 +110,7 @@ def _announce(report):
 
 
 def _prepared(report, shared_flags, output):
-    """Return the report with its probe, the fitted batches, whether rows take turns, and the check of the maths."""
+    """The report with its probe, the batches that fit, how rows take turns and whether they compute the same."""
     if not report.probe and not report.only_scripts:
         report = replace(report, probe=run_probe(report, shared_flags))
         for sentence in starved(report):
@@ -134,7 +131,7 @@ def _prepared(report, shared_flags, output):
 
 
 def _run_blocks(report, output):
-    """Run what is left, block after block, and further blocks as needed."""
+    """Run what is left, block after block, and as many more blocks as are needed."""
     print("\n".join(how_long(report)), flush=True)
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
@@ -170,9 +167,9 @@ def _tell_run(report, outcome, guesses):
 
 
 def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
-    """Run what is left of a block, whose rows share a seed. Yield each outcome as soon as its run has ended.
+    """Run what is left of a block, whose rows share a seed; yield what became of each run as soon as it has ended.
 
-    A run that was out of memory while other rows waited runs again alone.
+    One that lacks memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
@@ -199,7 +196,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
 
 
 def fit_batches(report: Report, output: Output) -> Report:
-    """Return the report with the largest batch that fits for each row. Each trial is written before the next."""
+    """Return the report whose rows have the largest batch that fits. Each trial is on disk before the next."""
     for row in report.plan:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
             trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
@@ -210,7 +207,7 @@ def fit_batches(report: Report, output: Output) -> Report:
 
 
 def fit_again(report: Report, output: Output) -> Report | None:
-    """Return the report without runs, and with smaller batches where memory ran out; None if no batch changes."""
+    """Return the report without its runs, and with a smaller batch for each row that ran out of memory, if one fits."""
     failed = failed_runs(report.plan, report.outcomes)
     again = fit_batches(replace(report, trials=(*report.trials, *failed)), output) if failed else report
     if again.plan == report.plan:
@@ -220,11 +217,11 @@ def fit_again(report: Report, output: Output) -> Report | None:
 
 
 def trace_rows(report: Report, output: Output) -> Report:
-    """Return the report with two traced steps of every row that ran, in extra runs, with --timeline."""
+    """Return the report with two steps of every row that ran, each traced in a run of its own, if that is asked for."""
     settings: Mapping[str, Any] = report.settings
     flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
     if settings["target_accuracy"] is not None:
-        flags += ["--target-accuracy", "0.001"]  # reached even by such a short training
+        flags += ["--target-accuracy", "0.001"]  # which so short a training reaches
     for row in report.rows if settings["timeline"] else ():
         name = row.configuration.name
         if row.configuration.is_script or not row.results or name in report.timelines:

@@ -1,4 +1,4 @@
-"""When a comparison has enough blocks: the number given, or as many as needed within the budget."""
+"""When a comparison has enough blocks: those that were asked for, or what its budget of time allows and needs."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,12 @@ from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import make_order
 from comparison.record import Report
 
-SPARE_BLOCKS = 2  # how many disturbed blocks may be replaced
-USUAL_NOISE = 0.04  # relative standard deviation between runs on a quiet machine, assumed before anything is measured
+SPARE_BLOCKS = 2  # how many more may be run in the place of disturbed ones
+USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a share: before anything is measured
 
 
 def expectation(report: Report, budget: float, block_seconds: float) -> str:
-    """Return in words how many blocks of `block_seconds` a budget in seconds allows, and what they can detect."""
+    """Return in words what a budget of seconds allows and what that can find, where a block may take block_seconds."""
     rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
     allowed = f"The budget of {duration(budget)}"
     if blocks < least:
@@ -28,10 +28,10 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
-    """Return the report with another look at its data, due after a finished block if a budget ends the comparison.
+    """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
 
-    used: seconds since the first block began; block_seconds: of a block with all rows. The last look may use all the
-    remaining error probability.
+    used: seconds since its first block began; block_seconds: of another with all rows. The last look may take all the
+    error left.
     """
     budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
@@ -44,10 +44,9 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
 
 
 def with_another_block(report: Report, used: float, block_seconds: float) -> Report:
-    """Return the report with one more block in its order, if one is needed and the budget allows it.
-
-    Disturbed blocks are replaced, at most SPARE_BLOCKS. With --margin, blocks are added until there are as many as it
-    needs; otherwise while any ratio is undecided, with only the rows of undecided ratios.
+    """Return the report with one more block in its order if one is needed: in place of a disturbed one, of SPARE_BLOCKS
+    at most, or within a budget. Then until there are as many as the margin needs, or, without one, while any ratio is
+    undecided, of the rows that it is about: a row that is decided is not run again.
     """
     names = _next_rows(report)
     if not names or (_spends(report) and used + _seconds_of(names, report, block_seconds) > report.settings["budget"]):
@@ -57,7 +56,7 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
 
 
 def _next_rows(report):
-    """Return the names of the rows of another block, in the order of the plan; [] if there are enough blocks."""
+    """The names of the rows of another block, in the order of the plan; none if there are enough blocks."""
     able = [row.name for row in report.plan if not row.skip]
     if _lacks(report, report.wanted_blocks):
         return able
@@ -75,21 +74,20 @@ def _lacks(report, blocks):
 
 
 def _spends(report):
-    """Return whether the budget limits the next block."""
+    """Whether the next block is one of those that a budget limits."""
     return report.settings["budget"] is not None and not _lacks(report, report.wanted_blocks)
 
 
 def _seconds_of(names, report, block_seconds):
-    """Return how long a block with these rows takes if one with all rows takes block_seconds."""
+    """How long a block of these rows takes, if one of all rows takes block_seconds."""
     took = {outcome.configuration: outcome.wall_seconds for outcome in report.outcomes}
     return block_seconds * sum(took.get(name, 0.0) for name in names) / sum(took.values())
 
 
 def needed_blocks(report: Report, margin: float) -> int:
-    """Return how many blocks make every interval as narrow as --margin, after the first stage.
+    """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
 
-    C. Stein's two-stage procedure (Annals of Mathematical Statistics 16, 1945): widths shrink with the root of the
-    number.
+    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): widths shrink with the root of their number.
     """
     half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio, _ in _judged(report) if ratio.low]
     needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]
@@ -101,7 +99,7 @@ def _counted(report):
 
 
 def _judged(report):
-    """Return the ratios that the comparison has to decide, each with the names of both rows."""
+    """The ratios that the comparison is to decide, each with the names of both rows."""
     analysis = analyse(report)
     judged = [
         (entry.standing.speed_up, (entry.name, entry.standing.baseline.configuration.name))

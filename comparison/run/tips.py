@@ -1,6 +1,6 @@
-"""Tips: short launches of the recommended row with one additional option each, then with the helpful ones together.
+"""Tips: short launches of the row to use with one option more each, then with those together that helped.
 
-As for a user's own script, the observer times slices of steps, and all launches of a block take turns.
+As with a script of the user's own, the observer times slices of steps, and all launches of a block take turns.
 """
 
 import random
@@ -22,29 +22,29 @@ from comparison.rows import Configuration, Outcome, Row
 from comparison.run.scripts import SLICES, ScriptRun, Slices
 from comparison.run.turns import ROOM, Run, gpu_need, run_once, run_whole, take_turns, why_not_in_turns
 
-LONGEST, SHARE = 60.0, 1 / 3  # limits of the time for tips: seconds, and share of the comparison's time
+LONGEST, SHARE = 60.0, 1 / 3  # seconds, and of the time of the comparison, that tips may take
 MOST_BLOCKS = 4
-MOST_OF_A_LAUNCH = 1 / 4  # a launch that takes this share of the time is stopped; torch.compile may take minutes
+MOST_OF_A_LAUNCH = 1 / 4  # of the time, after which a launch is stopped, as torch.compile may take minutes
 TIMED = Slices(warmup=2, steps=None, seconds=0.4)
 WHOLE = "--epochs 100000 --max-steps 1000000 --no-curves --quiet".split()  # ended when all slices are measured
 
 
 class Clock:
-    """Counts down from a number of seconds."""
+    """How many seconds are left."""
 
     def __init__(self, seconds: float):
         self.seconds, self._end = seconds, time.monotonic() + seconds
 
     @property
     def left(self) -> float:
-        """The seconds left; may be negative."""
+        """May be below 0."""
         return self._end - time.monotonic()
 
 
 def run_tips(analysis: Analysis, directory: Path) -> Report | None:
-    """Try options with the recommended row (see try_options). Return None if there is no such row.
+    """Return what options make of the row to use: see try_options(). None where there is no such row.
 
-    Takes at most LONGEST seconds, and at most SHARE of the comparison's time.
+    Takes LONGEST seconds at most, and no more than a SHARE of the comparison's time.
     """
     row, outcomes = _row_to_use(analysis), analysis.report.outcomes
     seconds = min(LONGEST, SHARE * sum(outcome.wall_seconds for outcome in outcomes))
@@ -52,9 +52,9 @@ def run_tips(analysis: Analysis, directory: Path) -> Report | None:
 
 
 def try_options(report: Report, row: Row, directory: Path, seconds: float) -> Report | None:
-    """Compare a row, which has run, with itself with options. Write the comparison to `directory` after every block.
+    """Return a comparison of a row, which has run, with itself with options, written to `directory` block by block.
 
-    Returns None if the time is too short for two launches in each of two blocks, or if there is no option.
+    None where the time is too short for two launches in each of two blocks, or no option is known.
     """
     clock, tried = Clock(seconds), _planned(report, row)
     launches = int(seconds / 2 / _seconds_of_launch(row))
@@ -72,7 +72,7 @@ def try_options(report: Report, row: Row, directory: Path, seconds: float) -> Re
 
 
 def _row_to_use(analysis: Analysis) -> Row | None:
-    """Return the recommended row, or else the fastest eligible one."""
+    """The row that is recommended first, or the fastest of those that may be used."""
     decision = analysis.decisions[0]
     best = decision.best or (decision.rows[0] if decision.kind == "all cores" else None)
     own = best and not best.row.configuration.is_script and best.row.configuration.nodes == 1
@@ -80,14 +80,14 @@ def _row_to_use(analysis: Analysis) -> Row | None:
 
 
 def _seconds_of_launch(row: Row) -> float:
-    """Return how long a launch of a row may take: its start-up as measured, and all slices."""
+    """How long a launch of a row may take: its start-up, as it was, and all slices."""
     result = row.results[-1]
     step = result.epochs[-1].train_seconds / result.epochs[-1].steps
     return result.startup_seconds + TIMED.warmup * step + (1 + SLICES) * max(TIMED.seconds, step)
 
 
 def _planned(report: Report, row: Row) -> Report:
-    """Return a comparison of the plain row and the row with each option."""
+    """The plain row and, one by one, its options, as a comparison of its own."""
     plain, cores = with_cut(row.configuration, report.probe), report.environment["cores"]
     options = [with_options(plain, (name,), cores) for name in options_for(plain, report)]
     none = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict", "tips", "repeats"))
@@ -96,7 +96,7 @@ def _planned(report: Report, row: Row) -> Report:
 
 
 def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clock: Clock, compiled: str) -> Report:
-    """Launch some rows once. compiled: torch.compile's cache directory."""
+    """Launch some rows once. compiled: a directory in which what torch.compile made is found again."""
     block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
     reached = [] if tried.settings["target_accuracy"] is None else ["--target-accuracy", "1"]
     before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, *reached, "--figure-dir", compiled)
@@ -116,7 +116,7 @@ def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clo
 
 
 def _outcomes(runs: list[Run], probe: Probe | None, seed: int) -> Iterator[Outcome]:
-    """Run launches in turns, or one after the other if they may not fit into memory together."""
+    """Of launches in turns, or one after the other where they may not fit into memory together."""
     gpus = probe.memory[1:] if probe else ()
     full = any(len(runs) * ROOM * gpu_need(probe) > (gpu.free_bytes or 0) for gpu in gpus)
     if full or why_not_in_turns([run.configuration for run in runs], probe):
@@ -125,9 +125,9 @@ def _outcomes(runs: list[Run], probe: Probe | None, seed: int) -> Iterator[Outco
 
 
 def _next_rows(tried: Report, clock: Clock) -> list[Configuration]:
-    """Return the rows of the next block: the plain row, and options that were WORTH it, together and one by one.
+    """The plain row, what was WORTH it, that together, and what of it fits into the time left; none if all is decided.
 
-    Those with the least gain are left out if time is short. Returns [] if everything is decided.
+    The first to be left out is what was least worth it.
     """
     tips = [tip for tip in find_tips(tried) if tip.ratio and tip.ratio.value >= WORTH]
     blocks, plain = len(tried.whole_blocks), tried.plan[0]
@@ -142,7 +142,7 @@ def _next_rows(tried: Report, clock: Clock) -> list[Configuration]:
 
 
 def _trained(tried: Report, row: Row, directory: Path, clock: Clock) -> Report:
-    """Return the comparison with a whole training of the best options, if they may change accuracy and time allows."""
+    """With a whole training of the best, where it may learn something else, and there is time for it."""
     best = best_tip(find_tips(tried))
     seconds = statistics.fmean(outcome.wall_seconds for outcome in row.outcomes)
     if best and effect_of(best.options) == UNKNOWN and clock.left > seconds:

@@ -1,4 +1,4 @@
-"""Warnings, notes, definitions, and what was not measured."""
+"""What a reader must know beside the tables: warnings, notes, definitions, and what was not measured."""
 
 from common.words import percent
 from comparison.judge.analysis import Analysis
@@ -12,37 +12,37 @@ from comparison.show.advice import told_apart
 from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.words import count, join, named, say
 
-NOISY = ("spread", "two modes", "stalled")  # warnings about runs that differ from each other
+NOISY = ("spread", "two modes", "stalled")  # warnings of runs that differ
 
 
-def _about_row(label, words):
+def _of_row(label, words):
     return say("{row}: {words}.", row=label, words=words)
 
 
 def doubts(analysis: Analysis) -> list[str]:
-    """Return warnings that concern the whole comparison."""
+    """Return what makes the whole result doubtful."""
     report, noise = analysis.report, analysis.resolution
-    doubtful: list[str] = [
+    sentences = [
         sentence("twins told apart", row=pair.row.label, ratio=pair.ratio)
         for pair in analysis.pairs[TWIN]
         if told_apart(pair.ratio)
     ]
     if noise and noise.dependence:
-        doubtful.append(sentence("dependent blocks", n=noise.dependence))
+        sentences.append(sentence("dependent blocks", n=noise.dependence))
     for entry in analysis.rows:
         if entry.standing.unlike:
-            doubtful.append(_about_row(entry.label, join(", ", entry.standing.unlike)))
-    sentences: list[str] = [say("WARNING: {words}", words=words) for words in doubtful]
+            sentences.append(_of_row(entry.label, join(", ", entry.standing.unlike)))
+    told: list[str] = [say("WARNING: {words}", words=words) for words in sentences]
     if len(report.outcomes) < len(report.order):
         runs = count(len(report.order), "run")
-        sentences.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
-    return sentences
+        told.append(say("INCOMPLETE: interrupted after {n} of {runs}.", n=len(report.outcomes), runs=runs))
+    return told
 
 
 def resolution(analysis: Analysis) -> list[str]:
-    """Return the smallest difference that the runs can detect, if known, and the results of A/A tests."""
+    """Return in a sentence how small a difference can be found on this machine, if the runs tell it."""
     twins: list[str] = [
-        say("A/A test of “{row}”: {words}.", row=pair.row.label, words=_twin_result(pair.ratio))
+        say("A/A test of “{row}”: {words}.", row=pair.row.label, words=_twins_stand(pair.ratio))
         for pair in analysis.pairs[TWIN]
     ]
     noise = analysis.resolution
@@ -55,7 +55,8 @@ def resolution(analysis: Analysis) -> list[str]:
     return [sentence("resolution", x=percent(noise.deviation), shares=join(", ", shares)), *twins]
 
 
-def _twin_result(ratio: Ratio) -> str:
+def _twins_stand(ratio: Ratio) -> str:
+    """How one of two equal rows stands beside the other."""
     if ratio.low is None:
         return say("ratio {ratio}", ratio=ratio)
     words = say("A SIGNIFICANT DIFFERENCE" if told_apart(ratio) else "no significant difference")
@@ -63,44 +64,39 @@ def _twin_result(ratio: Ratio) -> str:
 
 
 def warnings(analysis: Analysis) -> list[str]:
-    """Return all warnings. The runs concerned stay in the tables."""
-    disturbed, found = tell_disturbed(analysis.report.rows), _row_warnings(analysis)
-    sentences: list[str] = [say("{words}.", words=disturbed)] if disturbed else []
-    sentences += [_about_row(entry.label, tell(warning)) for entry, warning in found]
-    if any(warning.kind == "spread" for _, warning in found):
-        sentences.append(sentence("noisy runs"))
-    return [*sentences, *doubts(analysis)]
+    """Return what makes times doubtful; the runs stay in the tables."""
+    noisy = tell_disturbed(analysis.report.rows)
+    told = [say("{words}.", words=noisy)] if noisy else []
+    told += [_of_row(entry.label, tell(found)) for entry in _timed(analysis) for found in entry.warnings]
+    if any(found.kind == "spread" for entry in _timed(analysis) for found in entry.warnings):
+        told.append(sentence("noisy runs"))
+    return [*told, *doubts(analysis)]
 
 
-def _row_warnings(analysis):
-    """(row, warning) for all warnings of the rows that are not simulated."""
-    return [(entry, warning) for entry in analysis.rows if not entry.row.simulated for warning in entry.warnings]
+def _timed(analysis):
+    """The rows whose times say something."""
+    return [entry for entry in analysis.rows if not entry.row.simulated]
 
 
 def tell_warnings(analysis: Analysis) -> list[str]:
-    """Return the number of warnings, if any, and of rows with noisy runs."""
-    found = _row_warnings(analysis)
-    noisy_rows = {entry.name for entry, warning in found if warning.kind in NOISY}
-    warnings = count(len(found), "warning")
-    if noisy_rows:
-        return [say("{warnings} (noisy runs in {rows})", warnings=warnings, rows=count(len(noisy_rows), "row"))]
-    return [warnings] if found else []
+    """Return how many warnings there are of how many rows, if any."""
+    number = sum(len(entry.warnings) for entry in _timed(analysis))
+    rows = sum(any(found.kind in NOISY for found in entry.warnings) for entry in _timed(analysis))
+    told = count(number, "warning")
+    noisy = say("{warnings} (noisy runs in {rows})", warnings=told, rows=count(rows, "row"))
+    return [noisy if rows else told] if number else []
 
 
 def bandwidths(report: Report) -> list[str]:
-    """Return how fast all GPUs together exchange the gradients of each model, as measured by the probe."""
+    """Return how fast all GPUs together exchange the gradients of each model, as the probe measured it."""
     gpus = len(report.environment["gpus"])
-    if not report.probe or not gpus:
-        return []
-    links = [link for link in report.probe.models if link.link_gbps]
-    return [
-        sentence("bandwidth", n=gpus, bytes=link.gradient_bytes, model=link.model, speed=link.link_gbps)
-        for link in links
-    ]
+    links = [link for link in report.probe.models if link.link_gbps] if report.probe and gpus else []
+    values = [{"bytes": link.gradient_bytes, "model": link.model, "speed": link.link_gbps} for link in links]
+    return [sentence("bandwidth", n=gpus, **own) for own in values]
 
 
 def faults(analysis: Analysis) -> list[str]:
-    """Return what did not go as planned: blocks set aside, rows skipped, and runs that failed."""
+    """Return what did not go as planned: runs that are missing, do not count or failed, and rows that cannot run."""
     report, sentences = analysis.report, []
     if aside := report.set_aside:
         most = max((report.disturbed_blocks[block] for block in aside), key=lambda foreign: foreign.share)
@@ -112,21 +108,20 @@ def faults(analysis: Analysis) -> list[str]:
         for some in row.troubles
     ]
     rows = [row for row in report.rows if row.configuration.skip]
-    skipped = [_about_row(row.label, named(row.configuration.skip)) for row in rows]
+    skipped = [_of_row(row.label, named(row.configuration.skip)) for row in rows]
     return [*sentences, *skipped, *troubles]
 
 
 def notes(analysis: Analysis) -> list[str]:
-    """Return notes on the table of results."""
+    """Return what a reader must know beside the table."""
     report, sentences = analysis.report, faults(analysis)
     for row in report.all_rows:
         reasons = dict.fromkeys(result.reason for result in row.results if result.reason)
-        sentences += [_about_row(row.label, named(reason)) for reason in reasons]
+        sentences += [_of_row(row.label, named(reason)) for reason in reasons]
         check = report.equivalence.get(row.configuration.name)
         if check and check.reason:
             sentences.append(say("{row}, max |Δ parameter|: {why}.", row=row.label, why=check.reason))
-    what_ifs = [row for row in report.rows if row.configuration.what_if]
-    sentences += [sentence(f"what if {row.configuration.what_if}", row=row.label) for row in what_ifs]
+    sentences += _what_if(report)
     missing: dict[str, list[str]] = {}
     for entry in analysis.done:
         if entry.standing.reason not in ("", "simulated"):
@@ -147,8 +142,14 @@ def notes(analysis: Analysis) -> list[str]:
     return sentences
 
 
+def _what_if(report):
+    """What is otherwise in the rows that a script was given."""
+    rows = [row for row in report.rows if row.configuration.what_if]
+    return [sentence(f"what if {row.configuration.what_if}", row=row.label) for row in rows]
+
+
 def definitions(report: Report) -> list[str]:
-    """Return the definitions of the numbers in the report."""
+    """Return how the numbers are defined."""
     if report.only_scripts:
         return _definitions_of_scripts(report)
     several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
@@ -156,36 +157,32 @@ def definitions(report: Report) -> list[str]:
     exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
     batches = sentence("batches per device" if weak else "batches in total")
-    memory = sentence("memory on GPU" if on_gpu else "memory on CPU")
-    sentences: list[str] = [
-        sentence("time per epoch", warm=warm_up),
-        sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within),
-        sentence("time beside best"),
-        sentence("in turns" if report.in_turns else "whole runs"),
-        sentence("accuracy"),
-        sentence("efficiency"),
-        sentence("peak memory", memory=memory),
-        sentence("disturbed", n=MOST_FOREIGN),
-        sentence("device on CPU", batches=batches, rows=exempt),
-        sentence("accuracies differ"),
+    defined = [
+        (True, sentence("time per epoch", warm=warm_up)),
+        (True, sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within)),
+        (True, sentence("time beside best")),
+        (True, sentence("in turns" if report.in_turns else "whole runs")),
+        (True, sentence("accuracy")),
+        (True, sentence("efficiency")),
+        (True, sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU"))),
+        (True, sentence("disturbed", n=MOST_FOREIGN)),
+        (True, sentence("device on CPU", batches=batches, rows=exempt)),
+        (True, sentence("accuracies differ")),
+        (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
+        (on_gpu, sentence("phases on GPU")),
+        (report.looks, sentence("looks", n=len(report.looks), p=confidence_of(report))),
+        (report.stopped_rows, sentence("stopped rows")),
+        (report.equivalence, sentence("parameter difference")),
     ]
-    if report.fitted:
-        sentences.append(sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN))
-    if on_gpu:
-        sentences.append(sentence("phases on GPU"))
-    if report.looks:
-        sentences.append(sentence("looks", n=len(report.looks), p=confidence_of(report)))
-    if report.stopped_rows:
-        sentences.append(sentence("stopped rows"))
-    if report.equivalence:
-        sentences.append(sentence("parameter difference"))
-    return sentences
+    return [text for said, text in defined if said]
 
 
 def _definitions_of_scripts(report):
+    """How the numbers of somebody's own scripts are defined."""
     within, on_gpu = report.settings["equal_within"] or EQUAL_WITHIN, report.first.device == "gpu"
+    slices = {"steps": count(report.settings["warmup"], "step")}
     return [
-        sentence("slices", steps=count(report.settings["warmup"], "step")),
+        sentence("slices", **slices),
         sentence("samples"),
         sentence("speed-up", what=report.asked, row=report.rows[0].label, n=100 * within),
         sentence("phases of scripts"),
@@ -195,7 +192,7 @@ def _definitions_of_scripts(report):
 
 
 def not_measured(report: Report) -> list[str]:
-    """Return what a reader might expect in the report but was not measured."""
+    """Return what a reader could expect to find here and does not."""
     methods = dict.fromkeys(row.configuration.method for row in report.rows)
     sentences: list[str] = []
     for row in report.rows:
