@@ -18,7 +18,7 @@ ROOMS = (  # each may import those before it
 )
 LONG = {  # more than 300 lines; no other module may become so long
     *("common.programs.probe", "common.settings.config", "common.observer.training_observer"),
-    *("comparison.methods", "comparison.rows", "comparison.show.tables"),
+    *("comparison.methods", "comparison.show.tables"),
     *("comparison.judge.measures", "comparison.judge.statistics"),
 }
 PLACES = ("*.py", "common/**/*.py", "comparison/**/*.py")

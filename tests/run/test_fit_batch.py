@@ -14,8 +14,8 @@ from comparison.results_file import read_results
 from comparison.rows import Outcome, Trial, trials_of
 from comparison.run import fitting, forecast, session
 from comparison.run.fitting import next_batch, try_batch, with_largest
+from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.session import continued, run_comparison
-from comparison.run.turns import gpu_need, why_not_in_turns
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table, trial_table
 from comparison.show.terminal import terminal_text
