@@ -1,1 +1,1 @@
-"""All that compare_parallel.py needs: which runs, how to start them, and what to make of their results. Never torch."""
+"""Everything behind compare_parallel.py: plan the rows, run them, judge the results, show them. Never imports torch."""

@@ -1,4 +1,4 @@
-"""The methods that are compared, one record of METHODS each: the one place that asks for a method by its name."""
+"""The methods that are compared, one record of METHODS each. No other module asks for a method by its name."""
 
 import math
 import os
@@ -15,16 +15,16 @@ from common.words import count
 
 PROJECT = Path(__file__).resolve().parent.parent
 NO_EXCHANGE = ("--no-sync",)
-RANKS = ("nodes", "nproc")  # the settings of a method whose devices are processes
+RANKS = ("nodes", "nproc")  # settings of a method with one process per device
 ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan depends on: how many GPUs may be used (0 under --device cpu) and how many CPU cores there are.
+    """The machine to plan for. gpus: number of usable GPUs, 0 under --device cpu. cores: number of CPU cores.
 
-    nodes: on how many such machines a row runs. bf16: whether it computes faster in bfloat16. memory: bytes that are
-    free on each device.
+    nodes: number of such machines that a row runs on. bf16: whether bfloat16 is faster here. memory: free bytes per
+    device.
     """
 
     gpus: int
@@ -36,7 +36,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Look:
-    """How a method is drawn in every figure, in matplotlib's words."""
+    """How every figure draws a method, as matplotlib's arguments."""
 
     color: str
     linestyle: str | tuple
@@ -45,7 +45,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Parts:
-    """The methods that tell apart what a method costs: without it, with it on one rank, on all without exchange."""
+    """The methods that separate the costs of a method: without it, on one rank, on all ranks without exchange."""
 
     without: str
     one_rank: str
@@ -54,20 +54,19 @@ class Parts:
 
 @dataclass(frozen=True)
 class Method:
-    """A method: build(devices, machine, micro_batches) → (label, script and its flags, GPUs needed).
+    """A method. build(devices, machine, micro_batches) returns (label, script and its flags, GPUs needed).
 
-    On several nodes, of a method that uses them, the command is that of one rank, which srun starts.
+    On several nodes the command is that of one rank, which srun starts.
 
     uses: the sweepable settings that only some methods have. divides: whether N processes share batch and workers.
-    differs: what it does otherwise on purpose, so that its accuracy and its weights say nothing; its times do. rounds:
-    what it rounds to fewer bits on purpose, so that its weights differ by more. all_cores: it has all cores of the CPU,
-    where a device of the other rows has a share; no row on GPUs. cuts: it cuts the network into stages, --nproc of them
-    where it uses that, else two. one_each: each of these needs a micro-batch. package: what it needs besides the
-    project's own requirements. called: its name in a sentence. without_exchange: the flags that leave out the exchange
-    of gradients. baseline: the others are compared with it unless --baseline says otherwise. by_default: it runs unless
-    --methods says otherwise, where there are default_gpus. rung: it is one of --methods ladder. projected: what
-    --project computes is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of rows that
-    are equally fast, the simplest is recommended.
+    differs: how it deliberately trains differently, so that only its times mean anything, not its accuracy or weights.
+    rounds: what it rounds to fewer bits, so that its weights differ more. all_cores: it has all cores of the CPU, while
+    a device of the other rows has a share; not used on GPUs. cuts: it cuts the network into stages, --nproc of them if
+    it uses that setting, otherwise two. one_each: every stage needs a micro-batch. package: a package it needs that is
+    not in the requirements. called: its name in a sentence. without_exchange: flags that disable the gradient exchange.
+    baseline: it is the default --baseline. by_default: it is a default of --methods, on machines with at least
+    default_gpus GPUs. rung: it is part of --methods ladder. projected: --project is about it. complexity: 0 one
+    process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of equally fast rows the simplest is recommended.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None
@@ -92,17 +91,17 @@ class Method:
 
     @property
     def staged(self) -> bool:
-        """Whether its devices are the stages of one network, so that each sees the whole batch."""
+        """Whether each device is a stage of one network, so that each sees the whole batch."""
         return self.cuts and "nproc" in self.uses
 
     @property
     def times_only(self) -> bool:
-        """Whether only its times say something."""
+        """Whether only its times mean anything."""
         return bool(self.differs)
 
     @property
     def missing(self) -> str:
-        """Why it cannot run with the packages that are installed, if so."""
+        """Why it cannot run with the installed packages; empty if it can."""
         if not self.package or find_spec(self.package):
             return ""
         return f"the package {self.package} is not installed (pip install {self.package})"
@@ -124,7 +123,7 @@ def _times(devices, machine):
 
 
 def _ranks(name, devices, machine):
-    """A script that starts its ranks itself, unless they are on several nodes."""
+    # on several nodes, srun starts the ranks
     return [script(name), *(["--spawn", str(devices)] if machine.nodes == 1 else [])]
 
 
@@ -138,8 +137,6 @@ def _ddp_1(devices, machine, micro_batches):
 
 
 def _with(without, words, *flags):
-    """What builds a method that is another one with these flags."""
-
     def build(devices, machine, micro_batches):
         label, command, needed = without(devices, machine, micro_batches)
         return f"{label}, {words}", [*command, *flags], needed
@@ -177,15 +174,14 @@ _no_sync, _zero = _with(_ddp, "no exchange", *NO_EXCHANGE), _with(_ddp, "ZeRO", 
 _bf16, _fp16 = (_with(_ddp, f"gradients in {kind}", "--compress", kind) for kind in ("bf16", "fp16"))
 _sync_bn = _with(_ddp, "synchronized BatchNorm", "--sync-batchnorm")
 _1f1b = _with(_pipeline, "1F1B", "--pipeline-schedule", "1f1b")
-# What methods have in common: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
+# Fields shared by several methods: data-parallel ranks, variants of DDP, stages of a network, stages on ranks.
 SHARED: dict[str, Any] = {"uses": RANKS, "divides": True}
 VARIANT: dict[str, Any] = {**SHARED, "by_default": False, "complexity": 2}
 CUT: dict[str, Any] = {"cuts": True, "complexity": 4}
 STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 MICRO: dict[str, Any] = {"uses": ("micro_batches",)}
 PARTS = Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync")
-# Colours: Okabe and Ito's (2008) and P. Tol's (2021), which colour-blind readers can tell apart; line and marker repeat
-# the difference.
+# Colour-blind safe palettes of Okabe and Ito (2008) and P. Tol (2021); line styles and markers differ too.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
     "single-all-cores": Method(
@@ -230,21 +226,21 @@ METHODS = {
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }
 UNKNOWN = Method(None)
-SCRIPT = "script"  # instead of a method: of rows that are anybody's own training scripts
+SCRIPT = "script"  # the "method" of rows that run a user's own training script
 
 
 def method_of(name: str) -> Method:
-    """Return the record of a method; of one that only an old results.json knows, a neutral one."""
+    """Return the record of a method, or UNKNOWN for one that only an old results.json has."""
     return METHODS.get(name, UNKNOWN)
 
 
 def default_baseline() -> str:
-    """Return the method that the others are compared with, unless --baseline says otherwise."""
+    """Return the default of --baseline."""
     return next(name for name, method in METHODS.items() if method.baseline)
 
 
 def ladder() -> list[str]:
-    """Return the methods of --methods ladder: from one device, step by step, to DDP."""
+    """Return the methods of --methods ladder, step by step from one device to DDP."""
     return [name for name, method in METHODS.items() if method.rung]
 
 
@@ -254,12 +250,12 @@ def projected_method() -> Method:
 
 
 def all_cores_methods() -> list[str]:
-    """Return the methods that have all cores of a CPU."""
+    """Return the methods that use all cores of a CPU."""
     return [name for name, method in METHODS.items() if method.all_cores]
 
 
 def default_methods(machine: Machine) -> list[str]:
-    """Return the methods that a comparison on `machine` consists of, unless --methods says otherwise."""
+    """Return the default of --methods on `machine`."""
     return [
         name
         for name, method in METHODS.items()
@@ -268,12 +264,12 @@ def default_methods(machine: Machine) -> list[str]:
 
 
 def script(name: str) -> str:
-    """Return the path of one of the project's scripts, as it is typed from the current directory."""
+    """Return the path of one of the project's scripts, relative to the current directory."""
     return os.path.relpath(PROJECT / name)
 
 
 def python() -> str:
-    """Return what to type for the interpreter that runs this: `python` if that is it, else its path."""
+    """Return how to type the interpreter that runs this: `python` if that starts it, otherwise its path."""
     on_path = shutil.which("python")
     if on_path and os.path.samefile(on_path, sys.executable) and Path(on_path).parent == Path(sys.executable).parent:
         return "python"

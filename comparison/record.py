@@ -1,4 +1,4 @@
-"""A comparison as data: its settings, its plan, and every run's outcome."""
+"""A comparison as data: its settings, its plan and the outcome of every run."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,19 +9,20 @@ from common.errors import OUT_OF_MEMORY
 from common.files.probe import Probe
 from common.files.results import Environment, Span
 from comparison.methods import SCRIPT
-from comparison.rows import Configuration, Foreign, Outcome, Planned, Row, Trial, baseline_of, foreign_of
+from comparison.outcomes import Foreign, Outcome, Trial, foreign_of
+from comparison.rows import Configuration, Planned, Row, baseline_of
 from comparison.words import Sentence, count, say
 
-FEWEST_BLOCKS = 3  # with --budget, however short it is
-EQUAL_WITHIN = 0.03  # times that differ by no more are the same in practice
-ACCURACY_MARGIN = 1.0  # percentage points that a row may be less accurate than its baseline, to be recommended
-FIRST_STAGE = 5  # blocks, which with --margin tell the noise, and so how many more are needed
+FEWEST_BLOCKS = 3  # even if the --budget is shorter
+EQUAL_WITHIN = 0.03  # a smaller relative difference of times does not matter in practice
+ACCURACY_MARGIN = 1.0  # percentage points of accuracy that a recommended row may lose to its baseline
+FIRST_STAGE = 5  # blocks that estimate the noise with --margin, and so the number of blocks needed
 
 
 class Settings(TypedDict):
-    """The flags of a comparison that are asked for when it is shown; a file has all, with these names, and others.
+    """The flags of a comparison that are read when it is shown. A file holds these and others.
 
-    Lists are of what a sweep may have several of. None: not asked for, or as by default.
+    A list holds the values of a sweep. None: not given, or the default.
     """
 
     dataset: str
@@ -54,10 +55,9 @@ class Settings(TypedDict):
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Whether a row computes what one device computes: the largest difference of any parameter, if it was compared.
+    """Whether a row computes the same as one device. difference: the largest of any parameter, if compared.
 
-    status: ok, expected (it differs on purpose), out of memory or failed; `reason` says why where it is not ok, or what
-    is rounded.
+    status: ok, expected (it differs on purpose), out of memory or failed. reason: why it is not ok, or what is rounded.
     """
 
     difference: float | None
@@ -69,11 +69,11 @@ class Equivalence:
 class Report:
     """A comparison. order: (block, configuration's name) of every planned run.
 
-    probe: None until it was measured. equivalence: by configuration's name, if it was asked for. in_turns: whether the
-    rows of a block take turns, epoch by epoch, or else run whole, one after the other. looks: with --budget, after how
-    many blocks there was a look at whether all rows are decided, and which share of the budget was used by then.
-    trials: with --fit-batch, the batches that each row was tried with; then the plan has the largest that fit.
-    timelines: with --timeline, what every row that ran did in two steps, by configuration's name.
+    probe: None until measured. equivalence: by configuration's name, if checked. in_turns: whether the rows of a block
+    take turns, epoch by epoch, instead of running one after the other. looks: with --budget, each interim analysis that
+    checked whether all rows are decided, as (number of blocks, share of the budget used by then). trials: with
+    --fit-batch, the batches that were tried; the plan then has the largest that fits. timelines: with --timeline, two
+    traced steps of every row that ran, by configuration's name.
     """
 
     command: str
@@ -91,81 +91,70 @@ class Report:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The rows of the table: one per configuration that is no counterpart, in the order of the plan."""
+        """The rows of the table, in the order of the plan: one per configuration that is no counterpart."""
         return tuple(row for row in self.all_rows if not row.configuration.role)
 
     @property
     def counterparts(self) -> tuple[Row, ...]:
-        """The rows that are there for another one."""
+        """The rows that accompany another row."""
         return tuple(row for row in self.all_rows if row.configuration.role)
 
     @cached_property
     def all_rows(self) -> tuple[Row, ...]:
-        """One row per configuration, in the order of the plan."""
+        """One row per configuration, in the order of the plan. Only failures count in a block that was set aside."""
+        counted = [run for run in self.outcomes if run.status != "ok" or run.block not in self.set_aside]
         return tuple(
-            Row(
-                configuration,
-                tuple(
-                    outcome
-                    for outcome in self.outcomes
-                    if outcome.configuration == configuration.name
-                    and (outcome.status != "ok" or outcome.block not in self.set_aside)
-                ),
-            )
+            Row(configuration, tuple(run for run in counted if run.configuration == configuration.name))
             for configuration in self.plan
         )
 
     @property
     def left(self) -> list[tuple[int, str]]:
-        """The planned runs, (block, configuration's name), that have not ended yet."""
+        """The planned runs that have not ended yet, as (block, configuration's name)."""
         done = {(outcome.block, outcome.configuration) for outcome in self.outcomes}
         return [run for run in self.order if run not in done]
 
     @property
     def whole_blocks(self) -> list[int]:
-        """The blocks that have run to their end."""
+        """The blocks whose runs have all ended."""
         open_blocks = {block for block, _ in self.left}
         return [block for block in dict.fromkeys(block for block, _ in self.order) if block not in open_blocks]
 
     @property
     def wanted_blocks(self) -> int:
-        """How many blocks are to be run at least that other programs do not disturb."""
+        """The least number of undisturbed blocks to run."""
         return self.settings["repeats"] or (FIRST_STAGE if self.settings["margin"] else FEWEST_BLOCKS)
 
     @property
     def disturbed_blocks(self) -> dict[int, Foreign]:
-        """The whole blocks in which other programs used too much, with how much that was; most first."""
-        foreign = {
-            block: foreign_of(
-                (outcome for outcome in self.outcomes if outcome.block == block), self.environment["cores"]
-            )
-            for block in self.whole_blocks
-        }
-        return {
-            block: foreign[block]
-            for block in sorted(foreign, key=lambda block: -foreign[block].share)
-            if foreign[block].too_much
-        }
+        """The complete blocks in which other programs used too much, and how much; the most disturbed first."""
+        disturbed = {}
+        for block in self.whole_blocks:
+            outcomes = [outcome for outcome in self.outcomes if outcome.block == block]
+            foreign = foreign_of(outcomes, self.environment["cores"])
+            if foreign.too_much:
+                disturbed[block] = foreign
+        return dict(sorted(disturbed.items(), key=lambda item: -item[1].share))
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:
-        """The disturbed blocks that others were run in the place of: they do not count."""
+        """The disturbed blocks that do not count because others were run in their place."""
         spare = max(0, len(self.whole_blocks) - self.wanted_blocks)
         return tuple(sorted(list(self.disturbed_blocks)[:spare]))
 
     @property
     def first(self) -> Planned:
-        """What is planned for the first row that can run: what the probe and the projection are about."""
+        """The planned settings of the first row that can run, used by the probe and the projection."""
         return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
 
     @property
     def device_threads(self) -> int:
-        """CPU threads of a device: the same in all rows but those that have all cores on purpose."""
+        """CPU threads per device: the same in all rows except those that have all cores."""
         return min(row.planned.threads for row in self.plan)
 
     @property
     def swept(self) -> list[str]:
-        """The settings that were given several values."""
+        """The settings that have several values."""
         return list(dict.fromkeys(name for configuration in self.plan for name in configuration.values))
 
     def partner(self, row: Row, method: str) -> Row | None:
@@ -174,19 +163,19 @@ class Report:
         return next((other for other in self.rows if other.configuration is configuration), None)
 
     def baseline(self, row: Row) -> Row | None:
-        """Return the row that `row` is compared with (itself, if it is the baseline), if there is one."""
+        """Return the row that `row` is compared with, if there is one: itself if it is the baseline."""
         return self.partner(row, SCRIPT if row.configuration.is_script else self.settings["baseline"])
 
     @property
     def only_scripts(self) -> bool:
-        """Whether all rows are somebody's own training scripts."""
+        """Whether all rows are the user's own training scripts."""
         return all(row.is_script for row in self.plan)
 
     @property
     def failed(self) -> bool:
-        """Whether any run failed, or computes something else than one device does.
+        """Whether any run failed, or any row does not compute the same as one device.
 
-        That memory does not suffice for a row is a result, unless it suffices for none.
+        Running out of memory is a result and no failure, unless it happens in every run.
         """
         wrong = any(check.status == "failed" for check in self.equivalence.values())
         statuses = {outcome.status for row in self.all_rows for outcome in row.outcomes}
@@ -194,12 +183,12 @@ class Report:
 
     @property
     def fitted(self) -> bool:
-        """Whether each row has the largest batch that fits, and so trains otherwise than the others."""
+        """Whether each row has the largest batch that fits, so that rows train differently."""
         return self.settings["fit_batch"]
 
     @property
     def asked(self) -> Sentence:
-        """What the rows are compared by."""
+        """The quantity by which rows are compared."""
         target = self.settings["target_accuracy"]
         if self.only_scripts:
             return say("time per sample")
@@ -207,14 +196,14 @@ class Report:
 
     @property
     def _runs_of_rows(self) -> list[int]:
-        """How many blocks that count have each row that runs."""
+        """For each row that runs, the number of blocks that count."""
         counted = set(self.whole_blocks) - set(self.set_aside)
         of_rows = Counter(name for block, name in self.order if block in counted)
         return [*of_rows.values()] or [0]
 
     @property
     def stopped_rows(self) -> bool:
-        """Whether some rows were run less often than others, as they were decided."""
+        """Whether some rows ran less often than others because they were decided earlier."""
         return min(self._runs_of_rows) < max(self._runs_of_rows)
 
     @property

@@ -1,4 +1,4 @@
-"""A comparison as results.json, out and in: raw, with a checksum, of one schema."""
+"""Reads and writes results.json: a comparison's raw data with a checksum."""
 
 import hashlib
 import json
@@ -16,19 +16,14 @@ ANOTHER = "name the results.json of a comparison"
 
 
 def write_results(report: Report, directory: Path) -> None:
-    """Write results.json: all that is known so far, raw, with a checksum over it and without the user's name."""
+    """Write results.json with a checksum and without the user's name. The report may be incomplete."""
     directory.mkdir(parents=True, exist_ok=True)
-    values = {"schema_version": SCHEMA_VERSION, **_values(report)}
+    values = {"schema_version": SCHEMA_VERSION, **_to_json(report)}
     write_json({**values, "sha256": checksum(values)}, directory / "results.json")
 
 
-def _values(report):
-    """A Report made of JSON's types, without NaN and without the user's name."""
-    return without_home(without_nan(report))
-
-
 def without_home(value):
-    """Return a copy of JSON's types with ~ for the home directory, whose path names the user, in every text."""
+    """Return a copy of a JSON value in which ~ replaces the home directory, as its path contains the user's name."""
     if isinstance(value, str):
         home = os.path.expanduser("~")  # itself where the user has none
         return value.replace(f"{home}/", "~/") if len(home) > 1 else value
@@ -38,14 +33,14 @@ def without_home(value):
 
 
 def checksum(values: dict) -> str:
-    """Return the SHA-256 of all else that a results.json says."""
+    """Return the SHA-256 of all other values of a results.json."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_results(path: Path) -> Report:
-    """Read what write_results wrote, without the commands of its plan: no file says what is to be run.
+    """Read a results.json, but not the commands of its plan: no file may decide what this program runs.
 
-    Raises SuiteError (DATA) if the file is missing, damaged, of another schema, or was edited.
+    Raises SuiteError (DATA) if the file is missing, damaged, edited or of another schema version.
     """
     try:
         values = read_json(path)
@@ -66,27 +61,30 @@ def read_results(path: Path) -> Report:
             DATA,
         )
     try:
-        return _from_values(values)
+        return _from_json(values)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", ANOTHER, DATA) from None
 
 
 def as_read(report: Report) -> Report:
-    """Return a report as it would be read again from its file."""
-    return _from_values(_values(report))
+    """Return a report as it would be after writing and reading it."""
+    return _from_json(_to_json(report))
 
 
-def _from_values(values):
-    """The Report that `_values` (and JSON) made `values` from."""
+def _to_json(report):
+    return without_home(without_nan(report))
+
+
+def _from_json(values):
     settings = {name: value for name, value in values["settings"].items() if name in Settings.__annotations__}
     plan = [{**row, "command": []} for row in values["plan"]]
     report = replace(as_record({**values, "settings": settings, "plan": plan}, Report), settings=values["settings"])
     planned = {configuration.name for configuration in report.plan}
-    strange = {*(outcome.configuration for outcome in report.outcomes), *(name for _, name in report.order)} - planned
+    unknown = {*(outcome.configuration for outcome in report.outcomes), *(name for _, name in report.order)} - planned
     if any(outcome.status == "ok" and outcome.result and not outcome.result.epochs for outcome in report.outcomes):
         raise ValueError("a run is ok and has no epoch")
     if any(block.block.startswith("-") for block in (report.probe.blocks if report.probe else ())):
-        raise ValueError("a block of its networks is called as a flag is")  # and would be typed behind --split-at
-    if strange or not planned:
-        raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(strange)) or 'it has none'}")
+        raise ValueError("a block of its networks is called as a flag is")  # it would be typed behind --split-at
+    if unknown or not planned:
+        raise ValueError(f"runs of rows that are not in its plan: {', '.join(sorted(unknown)) or 'it has none'}")
     return report

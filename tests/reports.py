@@ -9,8 +9,9 @@ from msgspec import convert
 
 from common.files.probe import Probe
 from common.files.results import EpochRecord, PhaseTimes, RankTimes, RunResult, Span, Waits
+from comparison.outcomes import Outcome
 from comparison.record import Equivalence, Report
-from comparison.rows import Configuration, Outcome, Planned
+from comparison.rows import Configuration, Planned
 from comparison.show.report import write_markdown
 
 UNTOUCHED = (

@@ -1,1 +1,1 @@
-"""Which rows a comparison has."""
+"""The comparison's flags, its rows and their commands."""

@@ -1,4 +1,4 @@
-"""Rows beside others of the table, each for its own one alone: a twin, the same before, a remedy, a sham."""
+"""Rows that accompany one other row each: a twin, the row before a change, a remedy or a sham."""
 
 import argparse
 import os
@@ -15,8 +15,8 @@ from comparison.results_file import without_home
 from comparison.rows import SWEEPS, Configuration, Planned
 
 TWIN, BEFORE, REMEDY, SHAM = "twin", "before", "remedy", "sham"
-# How the settings that plan a row are typed: the comparison's own, and those that a row's script has too. Where the
-# data are is a matter of this machine.
+# Parsers of the settings that plan a row: the comparison's own and its script's, except the location of the data, which
+# depends on the machine.
 PARSERS = {name: flag.value[0] for name, flag in OWN_FLAGS.items() if flag.plans and flag.value} | {
     name: about.parse or {"True": True, "False": False}.__getitem__
     for name, about in FLAGS.items()
@@ -26,13 +26,13 @@ LISTS = (*SWEEPS, *(name for name, about in FLAGS.items() if about.nargs))
 
 
 def counterpart(row: Configuration, role: str, label: str, command: tuple[str, ...]) -> Configuration:
-    """Return a row that runs beside `row`; label: what makes it another one."""
+    """Return a row that accompanies `row`. label: how it differs."""
     name = f"{row.name}-{label.replace(' ', '-')}"
     return replace(row, name=name, label=f"{row.label}, {label}", command=command, role=role, against=row.name)
 
 
 def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
-    """Return the first row of the baseline's method that can run, a second time; nothing where there is none."""
+    """Return a copy of the first row of the baseline's method that can run, in a list; empty if there is none."""
     rows = [row for row in plan if row.method == baseline and not row.skip]
     return [counterpart(row, TWIN, "again", row.command) for row in rows[:1]]
 
@@ -40,16 +40,16 @@ def twin_of(plan: list[Configuration], baseline: str) -> list[Configuration]:
 def before(
     plan: list[Configuration], path: Path, then: Report | None, arguments: argparse.Namespace, machine: Machine
 ) -> list[Configuration]:
-    """Return every row that can run as it was before a change.
+    """Return every row that can run, as it was before a change.
 
-    path: another checkout, whose scripts run with the flags of now, or a results.json, read as `then`, whose flags the
-    scripts of now get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
+    path: another checkout, whose scripts run with the current flags, or a results.json, read as `then`, whose flags the
+    current scripts get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
     """
     able = [row for row in plan if not (row.skip or row.is_script)]
     known = {row.name for row in then.plan} if then else {}
     if then:
-        again = {row.name: row for row in _planned_again(then.settings, arguments, machine, path) if not row.skip}
-        rows = [again[row.name] for row in able if row.name in known and row.name in again]
+        earlier = {row.name: row for row in _plan_earlier(then.settings, arguments, machine, path) if not row.skip}
+        rows = [earlier[row.name] for row in able if row.name in known and row.name in earlier]
     elif (path / "compare_parallel.py").is_file():
         rows = [replace(row, command=_in_checkout(row.command, path)) for row in able]
     else:
@@ -63,9 +63,9 @@ def before(
 
 
 def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]:
-    """Return every row of somebody's own script as it is in another directory, with the command of now.
+    """Return every row of a user's script as it is in another directory, with the current command.
 
-    Raises SuiteError (USAGE) if that is no directory, or one without a script's file.
+    Raises SuiteError (USAGE) if `path` is no directory, or lacks a script's file.
     """
     files = [word for row in plan for word in row.command if word.endswith(".py") and not os.path.isabs(word)]
     missing = next((file for file in files if not (path / file).is_file()), "")
@@ -77,34 +77,33 @@ def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]
 
 
 def _in_checkout(command, path):
-    """The command with the scripts of another checkout."""
+    """Return the command with the scripts of another checkout."""
     scripts = [text for text in command if text.endswith(".py") and (PROJECT / Path(text).name).is_file()]
-    own = {text: os.path.relpath(path / Path(text).name) for text in scripts}
-    for file in own.values():
+    theirs = {text: os.path.relpath(path / Path(text).name) for text in scripts}
+    for file in theirs.values():
         if not Path(file).is_file():
             what, advice = f"--against {path} is without {Path(file).name}", "leave that method out of --methods"
             raise SuiteError(what, "it was written later", advice, DATA)
-    return tuple(own.get(text, text) for text in command)
+    return tuple(theirs.get(text, text) for text in command)
 
 
-def _planned_again(settings, arguments, machine, path):
-    """The rows of now as they are planned with the settings in a file.
+def _plan_earlier(settings, arguments, machine, path):
+    """Plan the current rows with the settings of a file.
 
-    Whoever wrote the file chooses values that a flag takes, and neither a command nor a file to open.
+    The file is not trusted: it may set values that a flag accepts, but neither a command nor a file to open.
     """
     try:
-        typed = {name: _typed(name, settings[name]) for name in PARSERS if name in settings}
+        typed = {name: _parse(name, settings[name]) for name in PARSERS if name in settings}
         defaults = vars(RunConfig(data_root=arguments.data_root, data_url=arguments.data_url))
         then = argparse.Namespace(**{**vars(arguments), **defaults, **typed})
-        own = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
+        named_now = {without_home(name): name for name in (*arguments.model, arguments.dataset)}
         for name in (*then.model, then.dataset):
-            if (".py:" in name or name.startswith(FOLDER)) and name not in own:
-                why, advice = (
-                    "a file that only a results.json names is not opened",
-                    "name it with --model or --dataset too",
-                )
-                raise SuiteError(f"--against {path} names {name}", why, f"if you trust it, {advice}", USAGE)
-        then.model, then.dataset = [own.get(name, name) for name in then.model], own.get(then.dataset, then.dataset)
+            if (".py:" in name or name.startswith(FOLDER)) and name not in named_now:
+                why = "a file that only a results.json names is not opened"
+                advice = "if you trust it, name it with --model or --dataset too"
+                raise SuiteError(f"--against {path} names {name}", why, advice, USAGE)
+        then.model = [named_now.get(name, name) for name in then.model]
+        then.dataset = named_now.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}
         shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
         given = {name: value for name, value in shared.items() if value is not None}
@@ -114,8 +113,8 @@ def _planned_again(settings, arguments, machine, path):
         raise SuiteError(what, f"{type(error).__name__}: {error}", advice, DATA) from None
 
 
-def _typed(name, value):
-    """A setting as its flag takes it from a command line."""
+def _parse(name, value):
+    """Parse a setting as its flag would on a command line."""
     if value is None:
         return None
     return [PARSERS[name](str(item)) for item in value] if name in LISTS else PARSERS[name](str(value))

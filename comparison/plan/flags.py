@@ -1,4 +1,4 @@
-"""The comparison's own flags, each said in one place, and which of them contradict one another."""
+"""The flags of compare_parallel.py, one record each, and contradictions between them."""
 
 import argparse
 import sys
@@ -23,25 +23,25 @@ from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
 from comparison.words import LANGUAGES
 
-SLICE, WARM_UP = 1.0, 10  # of a script: seconds between two turns, steps that are not timed
-WITH_SCRIPTS = {  # flags beside --script where there are no --methods
+SLICE, WARM_UP = 1.0, 10  # of a script: seconds of a slice, untimed first steps
+WITH_SCRIPTS = {  # flags allowed with --script without --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
+    *("output_dir", "keep", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
 }
-BUDGET = 300.0  # seconds, of a comparison that is given neither --budget nor --repeats
+BUDGET = 300.0  # seconds, without --budget, --repeats and --margin
 
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag of the comparison's own: what argparse is told of it. value: how one is parsed, and called in the help.
+    """A flag of the comparison. value: its parser, and the placeholder for a value in the help; None for a switch.
 
-    typed: if it is not called as its setting is. plans: it says which rows there are, so that --against takes it from a
-    results.json. kept: it is a setting of results.json. shows: it may be given with --from. action: argparse's, where a
-    flag that is given twice adds up.
+    typed: the flag, if it is not the setting's name. plans: it determines the rows, so --against reads it from a
+    results.json. kept: it is stored in results.json. shows: it is allowed with --from. action: argparse's, of a flag
+    that accumulates.
     """
 
     help: str
-    value: tuple[Callable[[str], object], str] | None = None  # None: a switch
+    value: tuple[Callable[[str], object], str] | None = None
     default: object = None
     nargs: str | int | None = None
     typed: str = ""
@@ -51,11 +51,11 @@ class Flag:
     action: str | None = None
 
     def option(self, name: str) -> str:
-        """Return how the flag of a setting is typed."""
+        """Return the flag as typed, given its setting's name."""
         return self.typed or option(name)
 
     def add_to(self, group: argparse._ArgumentGroup, name: str) -> None:
-        """Add the flag of a setting to a group of a parser."""
+        """Add the flag to a parser's group, given its setting's name."""
         about: dict[str, Any] = {"action": "store_true" if self.default is False else argparse.BooleanOptionalAction}
         if self.value:
             about = {"type": self.value[0], "metavar": self.value[1], "nargs": self.nargs, "action": self.action}
@@ -71,7 +71,7 @@ def _shown(help, value, default=None):
 
 
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
-    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" into (method, values of its own) pairs, for argparse."""
+    """Parse METHOD, METHOD:flag=value,switch,… or "ladder" for argparse. Return (method, its own values) pairs."""
     method, _, typed = text.partition(":")
     own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
     for pair in typed.split(",") if typed else ():
@@ -84,13 +84,13 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
 
 
 def guess(text: str) -> str:
-    """Return METHOD=X, how many times as fast as the baseline somebody thinks that a method is, if it is that."""
+    """Check METHOD=X for argparse: a guess that a method is X times as fast as the baseline."""
     method, _, value = text.partition("=")
     return f"{one_of(METHODS)(method)}={positive_float(value):g}"
 
 
 def slice_length(text: str) -> int | float:
-    """Parse so many steps, or seconds where a unit stands behind them."""
+    """Parse a number of steps, or a time with a unit into seconds, for argparse."""
     return positive_int(text) if text.isdigit() else seconds(text)
 
 
@@ -110,11 +110,11 @@ def _several_devices(text):
     return devices
 
 
-# How a value is parsed, and called in --help
+# Parsers and placeholders in the help
 N, MS, POINTS, PATIENCE = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P"), (patience, "TIME")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
-BRIEF = {  # the flags that --help shows, and what it says of those that --help-all says more of
+BRIEF = {  # the flags that --help shows, with a shorter text for some
     **dict.fromkeys("epochs max_steps nproc repeats resume output_dir verbose source help help_all".split()),
     "dataset": "cifar10 | mnist | synthetic-mnist | folder:PATH | …",
     "loader": "resident: all images on the device | workers",
@@ -127,7 +127,7 @@ BRIEF = {  # the flags that --help shows, and what it says of those that --help-
     "prove": "afterwards, test the largest cause of each row",
     "dry_run": "print the commands; run nothing",
 }
-GROUPS = {  # of --help-all, each under the name of its first flag
+GROUPS = {  # of --help-all, by the first flag of each
     "methods": "what to compare",
     "repeats": "how often, and what else to find out",
     "output_dir": "output, and showing results again",
@@ -193,6 +193,7 @@ FLAGS = {
     "link_gbps": Flag("Gbit/s between devices, for --project (measured)", (positive_float, "G")),
     "link_ms": Flag("milliseconds of extra latency between devices, for --project (0)", MS),
     "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
+    "keep": _shown("how many earlier results to keep there, in earlier-DATE (all)", N),
     "lang": _shown("language of the output: en | zh, Chinese (%(default)s)", LANG, "en"),
     "verbose": Flag("print more than one screen of the report at the end", default=False, kept=False, shows=True),
     "tensorboard": _shown("write the epochs of every run there for TensorBoard (pip install tensorboard)", DIR),
@@ -203,14 +204,17 @@ FLAGS = {
 
 
 def settings_of(arguments: argparse.Namespace) -> Any:
-    """Return what results.json keeps of the flags, of JSON's types."""
-    own = {name for name, flag in FLAGS.items() if not flag.kept} | {"debug"}
-    values = {name: value for name, value in vars(arguments).items() if name not in own}
+    """Return the settings to store in results.json, as JSON types."""
+    left_out = {name for name, flag in FLAGS.items() if not flag.kept} | {"debug"}
+    values = {name: value for name, value in vars(arguments).items() if name not in left_out}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[str]]:
-    """Return what was typed, and the training flags that every row gets; raise SuiteError (USAGE) for bad values."""
+    """Parse the command line. Return the arguments, and the training flags that every row gets.
+
+    Raises SuiteError (USAGE) for bad values.
+    """
     parser = OneLineParser(description=description, add_help=False)
     add_training_flags(parser, several=True)
     for name, flag in FLAGS.items():
@@ -230,7 +234,7 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [default_model(arguments.dataset)]
     check_image_size(arguments.dataset, arguments.image_size)
-    by_row = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # those two are always typed
+    by_row = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # the last two are always typed
     given = {name: getattr(arguments, name) for name in flags_that("shared") if name not in by_row}
     given = {name: value for name, value in given.items() if value != parser.get_default(name)}
     return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
@@ -241,7 +245,7 @@ def _typed(name):
 
 
 def _refuse_contradictions(parser, arguments):
-    """Let the parser refuse flags that say both of one thing, or one that says nothing beside another."""
+    """Exit with the parser's error if flags contradict each other, or one has no effect next to another."""
     for other in ("budget", "margin"):
         if arguments.repeats and getattr(arguments, other):
             parser.error(f"--repeats and --{other} exclude each other; give one of them")
@@ -260,14 +264,16 @@ def _refuse_contradictions(parser, arguments):
         parser.error(f"{_typed(unused)} needs a --script; give one, or leave it out")
     if not arguments.fit_batch:
         return
-    unequal = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]
-    unequal += ["--scaling weak"] if arguments.scaling == "weak" else []
-    unequal += ["several values of --batch-size"] if len(arguments.batch_size) > 1 else []
-    for method, own in (choice for choices in arguments.methods or () for choice in choices):
-        unequal += [f"{method}:batch-size"] if "batch_size" in own else []
-    if unequal:
-        advice = "; --train-size N makes it shorter" if unequal[0] == "--max-steps" else ""
+    excluded = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]
+    if arguments.scaling == "weak":
+        excluded.append("--scaling weak")
+    if len(arguments.batch_size) > 1:
+        excluded.append("several values of --batch-size")
+    for choices in arguments.methods or ():
+        excluded += [f"{method}:batch-size" for method, own in choices if "batch_size" in own]
+    if excluded:
+        advice = "; --train-size N makes it shorter" if excluded[0] == "--max-steps" else ""
         parser.error(
             "--fit-batch gives each row a batch of its own and every epoch the same images: leave out "
-            f"{unequal[0]}{advice}"
+            f"{excluded[0]}{advice}"
         )

@@ -1,4 +1,4 @@
-"""Which runs a comparison consists of, in which order, and the exact command of each."""
+"""Plan a comparison: its rows, the exact command of each, and the order of the runs."""
 
 import argparse
 import math
@@ -17,7 +17,7 @@ from common.settings.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, python
 from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, row_name
 
-# What a person reads for a setting, where that is not its field's name.
+# Names of settings in texts, if different from the field's name.
 WORDS = {
     "batch_size": "global batch",
     "per_device_batch_size": "per-device batch",
@@ -30,10 +30,10 @@ WORDS = {
 def make_plan(
     arguments: argparse.Namespace, machine: Machine, shared_flags: list[str], blocks: dict[str, int] | None = None
 ) -> list[Configuration]:
-    """Return the rows of `arguments.methods`, or the default ones, one for each combination of a method's values.
+    """Return a row for each of `arguments.methods`, or the default ones, and each combination of its swept values.
 
-    blocks: of models that may be hard to cut. Raises SuiteError (USAGE) if a method has no combination that goes
-    together; one of several is skipped, unless nodes would wait for it in vain.
+    blocks: the number of blocks of models that may have too few. An invalid combination is skipped. Raises SuiteError
+    (USAGE) if a method has no valid one, or an invalid one would occupy several nodes.
     """
     swept = _swept(arguments, machine)
     share = arguments.threads_per_device or max(1, int(machine.cores // max(swept["nproc"])))
@@ -55,7 +55,7 @@ def make_plan(
 
 
 def _swept(arguments, machine):
-    """The values of each sweepable setting, with their defaults on this machine."""
+    """Return the values of each sweepable setting, with the defaults of this machine."""
     nproc, resident = arguments.nproc or [machine.gpus or 2], arguments.loader == "resident"
     devices = [nodes * own for nodes in arguments.nodes for own in nproc]
     fewest = math.lcm(*devices)
@@ -72,9 +72,9 @@ def _swept(arguments, machine):
 
 
 def _configuration(method, choice, shown, own, machine, shared_flags):
-    """Return (configuration, SuiteError or None): the error says why these values do not go together.
+    """Return (configuration, None), or (configuration, SuiteError) if the values contradict each other.
 
-    choice: the value of every setting; shown: those of a sweep; own: those of this method alone.
+    choice: the value of every setting; shown: the swept ones; own: those set for this method alone.
     """
     kind, tasks = METHODS[method], choice["nproc"]
     nodes = choice["nodes"] if "nodes" in kind.uses else 1
@@ -116,7 +116,7 @@ def _contradiction(kind, choice, devices, stages):
 
 
 def _obstacle(kind, choice, stages, needed, nodes, machine):
-    """Why a row cannot run here, or would be none of its own; "" if it can."""
+    """Return why a row cannot run here or duplicates another, or "" if it can."""
     model, blocks, gpus = choice["model"], choice["blocks"].get(choice["model"], stages), machine.gpus * nodes
     if blocks < stages:
         few = f"{model} has {blocks} blocks, too few for {stages} stages"
@@ -127,7 +127,7 @@ def _obstacle(kind, choice, stages, needed, nodes, machine):
 
 
 def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
-    """Return a row whose command, in all its runs, cuts the network by the times that the probe measured of blocks."""
+    """Return a row whose command cuts the network into stages that take equally long by the probe's block times."""
     blocks = [block for block in probe.blocks if block.model == row.planned.model] if probe else []
     if row.stages == 1 or len(blocks) < row.stages:
         return row
@@ -136,12 +136,12 @@ def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
 
 
 def words_of(name: str) -> str:
-    """Return what a person reads for a setting, by its field's name."""
+    """Return the name of a setting in texts, given its field's name."""
     return WORDS.get(name, name)
 
 
 def type_flags(values: dict[str, object]) -> list[str]:
-    """Return how the flags of RunConfig's fields are typed that have these values, or lists of them."""
+    """Return the command-line words for values, or lists of values, of RunConfig's fields."""
     typed = []
     for name, value in values.items():
         if FLAGS[name].parse is not None:
@@ -154,11 +154,11 @@ def type_flags(values: dict[str, object]) -> list[str]:
 
 
 def make_order(names: list[str], repeats: int, seed: int) -> list[tuple[int, str]]:
-    """Return (block, name) of every run: each block holds every name once, in an order shuffled from `seed`."""
+    """Return (block, name) of every run. Each block has every name once, in an order shuffled from `seed`."""
     shuffle = random.Random(seed)
     return [(block, name) for block in range(1, repeats + 1) for name in shuffle.sample(names, len(names))]
 
 
 def file_name(name: str) -> str:
-    """Return a Configuration's name without what has a meaning in a path, for --model takes paths; not too long."""
+    """Return a Configuration's name as a short file name without characters that have a meaning in a path."""
     return short_name(re.sub(r"[^\w.=-]+", "-", name))

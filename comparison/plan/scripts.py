@@ -1,4 +1,4 @@
-"""Rows of training scripts that are not this project's: --script, each a command as one types it."""
+"""Rows of --script: commands of the user's own training scripts, and variants that may be faster."""
 
 import argparse
 import json
@@ -12,18 +12,18 @@ from common.words import count
 from comparison.methods import SCRIPT, Machine, python
 from comparison.rows import Configuration, Planned
 
-# what is otherwise in a row of what_if()
+# the kinds of rows of what_if()
 MEMORY, THREAD, WORKERS, RANKS, BF16, CHANNELS = "memory", "thread", "workers", "ranks", "bf16", "channels"
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
-# glibc gives large blocks back to the system and asks for them anew in every step, unless told (man 3 mallopt)
+# By default glibc returns large blocks to the system and requests them again in every step (man 3 mallopt).
 KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
-# torchrun's stores would listen on all interfaces, and gloo where other machines can reach it; all ranks are here
+# By default torchrun's stores and gloo accept connections from other machines, but all ranks are on this one.
 CLOSED = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *(["GLOO_SOCKET_IFNAME=lo"] if sys.platform == "linux" else []))
 IN_A_FILE = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
 
 
 def parse_script(text: str) -> str:
-    """Return NAME=COMMAND of that or of a COMMAND, which is called as its first file is, for argparse."""
+    """Parse [NAME=]COMMAND for argparse. Return NAME=COMMAND; the default name is that of the first .py file."""
     name, equals, command = text.partition("=")
     if not equals or not name.isidentifier():
         name, command = "", text
@@ -38,9 +38,9 @@ def parse_script(text: str) -> str:
 
 
 def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
-    """Return a row for each NAME=COMMAND; of what is planned for the others, nothing is known but the device.
+    """Return a row for each NAME=COMMAND. Of its planned settings, only the device is known.
 
-    Raises SuiteError (USAGE) where two have one name.
+    Raises SuiteError (USAGE) if two have the same name.
     """
     pairs = [text.partition("=")[::2] for text in scripts]
     names = [name for name, _ in pairs]
@@ -56,14 +56,14 @@ def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
 
 
 def _change(**what: object) -> str:
-    """The variable of the environment that tells the observer what is to be otherwise."""
+    """Return the environment variable that tells the observer what to change."""
     return f"{CHANGE}={json.dumps(what)}"
 
 
 def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
-    """Return a script's row with, one by one, what may make it faster, and its batches divided among `ranks` devices.
+    """Return variants of a script's row with one change each that may make it faster.
 
-    What no variable of the environment changes, the observer does (common/observer).
+    One divides its batches among `ranks` devices. The observer makes changes that no environment variable can make.
     """
     cores, devices = max(1, int(machine.cores)), ranks or machine.gpus or 2
     torchrun = (python(), "-m", "torch.distributed.run", *IN_A_FILE, f"--nproc_per_node={devices}", "--no-python")
@@ -76,8 +76,8 @@ def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Con
         changed[BF16] = ("bf16 autocast, tried", (_change(bf16=True, channels_last=True),))
     changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *CLOSED, *torchrun))
     if not machine.gpus:
-        one = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
-        changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one, **changed}
+        one_thread = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
+        changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one_thread, **changed}
     too_few = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
     return [
         replace(

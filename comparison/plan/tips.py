@@ -1,4 +1,4 @@
-"""What else may make a row faster on its machine, besides a parallel method: options of its own command."""
+"""Options that may make a row faster without another method: flags and environment variables of its command."""
 
 import contextlib
 import math
@@ -12,16 +12,18 @@ from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.words import say
 
-TIP, TRAINED = "tip", "trained"  # roles: a row with options, timed; the same, trained to its end
+TIP, TRAINED = "tip", "trained"  # roles of a row with options: timed only, or trained to the end
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-SAME, ROUNDED, UNKNOWN = say("none"), say("rounding alone"), say("unknown")  # the effect on accuracy, the least first
-EFFECTS: list[str] = [SAME, ROUNDED, UNKNOWN]
+SAME, ROUNDED, UNKNOWN = say("none"), say("rounding alone"), say("unknown")  # effects on accuracy
+EFFECTS: list[str] = [SAME, ROUNDED, UNKNOWN]  # the smallest first
 
 
 @dataclass(frozen=True)
 class Option:
-    """flags: typed behind the command; variable: of the environment, before it. of: options of one kind exclude each
-    other. effect: on what is learned."""
+    """An option of a command. flags: appended to it. variable: of the environment. effect: on accuracy.
+
+    of: a kind of option. Options of the same kind exclude each other.
+    """
 
     flags: str = ""
     variable: str = ""
@@ -29,7 +31,7 @@ class Option:
     effect: str = SAME
 
 
-OPTIONS = {  # those that usually bring most first: the last ones are left out where time is short
+OPTIONS = {  # usually most helpful first, as the last are left out if time is short
     "bf16": Option("--precision bf16", of="precision", effect=UNKNOWN),
     "tf32": Option("--precision tf32", of="precision", effect=UNKNOWN),
     "cuda graph": Option("--cuda-graph", of="compiler", effect=ROUNDED),
@@ -41,33 +43,33 @@ OPTIONS = {  # those that usually bring most first: the last ones are left out w
 
 
 def options_for(row: Configuration, report: Report) -> list[str]:
-    """Return the options that a row does not have yet and that its kind of machine has; its script may refuse them."""
+    """Return the options that a row lacks and that suit its machine. Its script may still refuse them."""
     planned, gpu, cores = row.planned, row.planned.device == "gpu", int(report.environment["cores"])
-    devices, shared = max(row.stages, planned.shares), report.settings
+    devices, settings = max(row.stages, planned.shares), report.settings
     rewritten = planned.compile or planned.cuda_graph or planned.recompute
-    loads = shared["loader"] == "workers" and not shared["dataset"].startswith(FOLDER)  # which may not fit into memory
-    asked = any(method_of(other.method).all_cores for other in report.plan)
-    able = {
+    in_folder = settings["dataset"].startswith(FOLDER)  # its images may not fit into memory
+    compared = any(method_of(other.method).all_cores for other in report.plan)
+    suits = {
         "bf16": planned.precision == "fp32",
         "tf32": planned.precision == "fp32" and gpu,
         "cuda graph": not rewritten and gpu and devices == 1 and planned.accumulate == 1,
-        "resident loader": loads,
-        "all cores": not gpu and not asked and planned.threads * devices < cores,
+        "resident loader": settings["loader"] == "workers" and not in_folder,
+        "all cores": not gpu and not compared and planned.threads * devices < cores,
         "huge pages": not gpu and _can_ask_for_huge_pages(),
         "compile": not rewritten,
     }
-    return [name for name in OPTIONS if able[name]]
+    return [name for name in OPTIONS if suits[name]]
 
 
 def _can_ask_for_huge_pages() -> bool:
-    """Whether Linux gives them to who asks: elsewhere all programs have them, or none."""
+    """Return whether Linux gives huge pages on request. With other settings, all programs have them or none."""
     with contextlib.suppress(OSError):
         return "[madvise]" in HUGE_PAGES.read_text() and "GLIBC_TUNABLES" not in os.environ
     return False
 
 
 def with_options(row: Configuration, names: tuple[str, ...], cores: float, role: str = TIP) -> Configuration:
-    """Return a row with options besides its own."""
+    """Return a row with additional options."""
     variables = [OPTIONS[name].variable for name in names if OPTIONS[name].variable]
     command = (*(["env", *variables] if variables else []), *row.command, *flags_of(names, cores).split())
     name = "+".join([row.name, *names, *([role] if role == TRAINED else [])])
@@ -75,21 +77,21 @@ def with_options(row: Configuration, names: tuple[str, ...], cores: float, role:
 
 
 def options_of(row: Configuration) -> tuple[str, ...]:
-    """Return the names of the options that with_options() gave a row."""
+    """Return the names of the options that with_options() added to a row."""
     return tuple(name for name in row.label.split(" + ") if name in OPTIONS) if row.role else ()
 
 
 def flags_of(names: tuple[str, ...], cores: float) -> str:
-    """Return how the flags of options are typed."""
+    """Return the flags of options as typed."""
     return " ".join(filter(None, (OPTIONS[name].flags for name in names))).format(cores=math.floor(cores))
 
 
 def that_go_together(names: list[str]) -> tuple[str, ...]:
-    """Return the first option of each kind."""
+    """Return the first option of each kind, in order."""
     first = {OPTIONS[name].of or name: name for name in reversed(names)}
     return tuple(name for name in names if name in first.values())
 
 
 def effect_of(names: tuple[str, ...]) -> str:
-    """Return the largest effect of any option on accuracy."""
+    """Return the largest effect of the options on accuracy."""
     return max((OPTIONS[name].effect for name in names), key=EFFECTS.index)

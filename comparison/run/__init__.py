@@ -1,1 +1,1 @@
-"""Running the rows: launches, turns, monitors, and when to stop."""
+"""Runs the rows: child processes, turns, GPU monitoring, and when to stop."""

@@ -1,4 +1,4 @@
-"""Before the first run: what the probe is to measure for these rows, what it says of them, and how long they take."""
+"""Before the first run: run the probe, warn of what it shows, and estimate how long the comparison takes."""
 
 import json
 import math
@@ -12,21 +12,22 @@ from typing import Any
 from common.files.probe import Probe
 from common.files.reading import as_record
 from common.words import count, duration
+from comparison.outcomes import Outcome
 from comparison.plan.plan import type_flags
 from comparison.record import Report
-from comparison.rows import Configuration, Outcome
+from comparison.rows import Configuration
 from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
 from comparison.run.machine import by_hand, describe
 
-LONG = 1800.0  # seconds: where more is expected, a command with so few steps in an epoch is named
+LONG = 1800.0  # seconds; for a longer comparison, suggest a command with STEPS steps per epoch
 STEPS = 100
-SCRIPT_SECONDS = 10.0  # of a run of a script, until one has ended
-CHECK_SHARE = 0.1  # of the time of a comparison may a check of its maths take that nobody asked for
+SCRIPT_SECONDS = 10.0  # guess of a script's run time, until one has ended
+CHECK_SHARE = 0.1  # largest share of the comparison's time for a check of the maths that was not asked for
 
 
 def run_probe(report: Report, shared_flags: list[str]) -> Probe:
-    """Measure what one device, the loader and the link can do alone, as far as these rows need it."""
+    """Measure one device, the loader and the link on their own, as far as the rows need it."""
     settings: Mapping[str, Any] = report.settings
     first, projects = report.first, settings["project"]
     able = [row for row in report.plan if not (row.skip or row.is_script)]
@@ -49,7 +50,7 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
 
 
 def starved(report: Report) -> list[str]:
-    """Return for which models the workers deliver fewer images than a row's GPUs train, each as fast as one alone."""
+    """Return a warning for each model whose loader workers are slower than a row's GPUs can train."""
     assert report.probe
     delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
     sentences = []
@@ -66,10 +67,9 @@ def starved(report: Report) -> list[str]:
 
 
 def guesses_of(report: Report, **changed: int) -> dict[str, float]:
-    """Return how long a run of each row may take, by name: start-up, and steps as one device alone makes them.
+    """Return a guess of each row's run time in seconds, by name: start-up plus steps as fast as one device's.
 
-    A test batch counts a third of a step, its forward pass. changed: settings of the comparison that are
-    others now. Nothing is known of a script.
+    A test batch counts as a third of a step, its forward pass. changed: settings to use instead of the comparison's.
     """
     probe, settings = report.probe, {**report.settings, **changed}
 
@@ -90,13 +90,15 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
 
 
 def able_methods(report: Report) -> list[Configuration]:
-    """Return the rows that can run and are this project's own."""
+    """Return the rows that can run and are no user scripts."""
     return [row.configuration for row in report.rows if not (row.configuration.skip or row.configuration.is_script)]
 
 
 def checks_maths(report: Report) -> bool:
-    """Return whether to compare the rows' weights with one device's: as asked, or where the check takes little of the
-    time of the comparison, and a row computes in several parts."""
+    """Return whether to compare the rows' weights with one device's.
+
+    By default that is so if the check takes little of the comparison's time and a row divides the batch or network.
+    """
     asked, budget = report.settings["check_maths"], report.settings["budget"]
     if asked is not None:
         return asked
@@ -104,23 +106,23 @@ def checks_maths(report: Report) -> bool:
     if not able:
         return False
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
-    seconds = 2 * sum(steps[row.name] for row in able)  # one device's too; several ranks start later than one
+    seconds = 2 * sum(steps[row.name] for row in able)  # twice, for the reference and the slower start of several ranks
     whole = budget or sum(guesses[name] for _, name in report.order)
     return seconds < CHECK_SHARE * whole and any(row.planned.shares > 1 or row.stages > 1 for row in able)
 
 
 def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...], guesses: dict[str, float]) -> float:
-    """Return how long the runs that are left, (block, name) pairs, may take: as before, or as guessed, corrected."""
+    """Return the seconds that the runs left, (block, name) pairs, may take: a row's mean, or its corrected guess."""
     seen: dict[str, list[float]] = {}
     for outcome in outcomes:
         seen.setdefault(outcome.configuration, []).append(outcome.wall_seconds)
     took = sum(outcome.wall_seconds for outcome in outcomes)
-    error = took / sum(guesses[outcome.configuration] for outcome in outcomes) if outcomes else 1.0
-    return sum(statistics.mean(seen[name]) if name in seen else error * guesses[name] for _, name in left)
+    correction = took / sum(guesses[outcome.configuration] for outcome in outcomes) if outcomes else 1.0
+    return sum(statistics.mean(seen[name]) if name in seen else correction * guesses[name] for _, name in left)
 
 
 def how_long(report: Report) -> list[str]:
-    """Return sentences about the time from here on; where it is long, one with a shorter command."""
+    """Return sentences about the time left, and a faster command if that is long."""
     runs = f"for the {count(len(report.left), 'run')} planned so far"
     until = runs if report.settings["budget"] else "from here on"
     seconds = seconds_left(report.left, report.outcomes, guesses_of(report))
@@ -130,7 +132,7 @@ def how_long(report: Report) -> list[str]:
 
 
 def _shorter(report):
-    """The command that answers the same question in fewer epochs and steps, where a long comparison begins."""
+    """Return a sentence with a faster command if a long comparison is about to start."""
 
     def seconds(**changed):
         guesses = guesses_of(report, **changed)
@@ -146,7 +148,7 @@ def _shorter(report):
 
 
 def print_commands(report: Report) -> None:
-    """Print the command of every row, in the order of the table, and run none."""
+    """Print the command of every row, in the order of the table."""
     for row in report.plan:
         skipped = f" (skipped: {row.skip})" if row.skip else ""
         print(f"# {row.label}{skipped}", shlex.join(row.launched), sep="\n")
@@ -155,13 +157,13 @@ def print_commands(report: Report) -> None:
 
 
 def print_estimate(report: Report, shared_flags: list[str]) -> None:
-    """Print how long the comparison would take, as a shell's comments, by a step that is measured now, of data here."""
+    """Measure a step and print how long the comparison would take, as shell comments. Needs the data set on disk."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
     if max(settings["nodes"]) > 1 or report.only_scripts:
         return
-    found = {check["name"]: check["status"] for check in describe(root)["checks"]}
-    if found.get(f"data: {dataset}", "ok") != "ok":
+    checks = {check["name"]: check["status"] for check in describe(root)["checks"]}
+    if checks.get(f"data: {dataset}", "ok") != "ok":
         print(f"# For an estimate of the time, put {dataset} into {root} first")
         return
     for sentence in how_long(replace(report, probe=run_probe(report, shared_flags))):

@@ -1,4 +1,4 @@
-"""One child process: start it, wait for it, stop all of it if need be, and say why it failed."""
+"""Child processes: start, wait, stop with all descendants, and explain a failure."""
 
 import contextlib
 import os
@@ -15,18 +15,18 @@ from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, ow
 from comparison.methods import PROJECT, python
 
 TIMED_OUT = 124  # the exit code of timeout(1)
-GRACE = 3.0  # seconds, for children to end after SIGTERM
-MOST_OF_A_SOCKET = 70  # a socket's path has at most 107 bytes (unix(7)); multiprocessing adds 32 to its directory
+GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+LONGEST_TMPDIR = 70  # a socket's path has at most 107 bytes (unix(7)), of which multiprocessing needs 32
 
 
 class HelperFailed(SystemExit):
-    """A helper process ended with this exit code; it has said why on stderr."""
+    """A helper process failed with this exit code, and has printed the cause to stderr."""
 
 
 def run_child(
     command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None, timeout: float | None = None
 ) -> int:
-    """Run `command` (see started()); return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
+    """Run `command` as started() does. Return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
     with started(command, log, environment) as child:
         try:
             return child.wait(timeout)
@@ -38,27 +38,28 @@ def run_child(
 def started(
     command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen]:
-    """Start `command` with stdout and stderr in the file `log`; at the end of the `with`, stop it if it still runs.
+    """Start `command` with stdout and stderr in the file `log`, and stop it at the end of the `with`.
 
-    environment: more variables. Nothing that it started outlives the `with`, or this process should that be killed.
+    environment: additional variables. None of its descendants outlives the `with`, even if this process is killed.
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
     with temporary_directory() as temporary, _new_file(log) as file:
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-        variables = {**_environment(temporary, tag), **(environment or {})}  # end_with_parent: if the guard dies too
+        variables = {**_environment(temporary, tag), **(environment or {})}
+        # end_with_parent covers the case that the guard is killed too
         child = subprocess.Popen(command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent)
         try:
             yield child
         finally:
             end_together([child])
             child.wait()
-            # torchrun puts every rank into a session of its own, which no signal to the child's group reaches
+            # torchrun starts every rank in its own session, out of reach of a signal to the child's group
             kill_tagged(tag)
 
 
 def _new_file(path):
-    """Open a file that is written by nobody else, and to nowhere else: what had its name is no file of this run's."""
+    """Create a file. Whatever had its name (a link, a FIFO) is deleted first and not written to."""
     try:
         path.unlink(missing_ok=True)
         return open(path, "xb")
@@ -68,13 +69,14 @@ def _new_file(path):
 
 
 def _environment(temporary, tag):
-    return {**os.environ, **({"TMPDIR": temporary} if len(temporary) < MOST_OF_A_SOCKET else {}), TAG: tag}
+    return {**os.environ, **({"TMPDIR": temporary} if len(temporary) < LONGEST_TMPDIR else {}), TAG: tag}
 
 
 def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[str, ...] = ()) -> str:
-    """Run one of common's modules as a child, for this process imports no torch, behind `launcher`; return its stdout.
+    """Run a module of common as a child, as this process must not import torch. Return its stdout.
 
-    Raises HelperFailed if its exit code is none of `fine`, SuiteError if it was killed, and could not say why.
+    fine: exit codes of success. launcher: words before the command. Raises HelperFailed for another exit code, or
+    SuiteError if the child was killed before it could print a cause.
     """
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
@@ -91,8 +93,9 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
 
 
 def end_together(children: Sequence[subprocess.Popen]) -> None:
-    """End children and their groups, stopped ones too: SIGTERM, GRACE seconds for all together, then SIGKILL."""
-    alive, deadline = [child for child in children if child.poll() is None], time.monotonic() + GRACE
+    """End children and their process groups, even stopped ones: SIGTERM, GRACE seconds for all, then SIGKILL."""
+    deadline = time.monotonic() + GRACE
+    alive = [child for child in children if child.poll() is None]
     for child in alive:
         for number in (signal.SIGTERM, signal.SIGCONT):
             os.killpg(child.pid, number)
@@ -100,17 +103,17 @@ def end_together(children: Sequence[subprocess.Popen]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
     for child in children:
-        with contextlib.suppress(ProcessLookupError):  # which says that nothing is left
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of the group
             os.killpg(child.pid, signal.SIGKILL)
 
 
 def ran_out_of_memory(line: str) -> bool:
-    """Return whether an error line, without its `error: `, says that memory did not suffice."""
+    """Return whether an error line, without its `error: `, reports a lack of memory."""
     return bool(re.match(rf"([^;]*: )?{OUT_OF_MEMORY};", line))
 
 
 def cause(exit_code: int, log: Path) -> str:
-    """Return why a child failed: the first `error:` line in its log, a rank in torchrun's report, or its exit code."""
+    """Return why a child failed: the first `error:` line of its log, torchrun's root cause, or the exit code."""
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

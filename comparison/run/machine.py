@@ -1,4 +1,4 @@
-"""The machine that a comparison is about, and the nodes of its SLURM job: what they are, and whether they will do."""
+"""Describe and check the machine of a comparison, and the nodes of its SLURM job."""
 
 import argparse
 import json
@@ -17,11 +17,11 @@ from comparison.methods import Machine
 from comparison.rows import Configuration
 from comparison.run.launch import ask
 
-FASTER = 1.5  # times as fast is a product of matrices in bfloat16 where it may be worth while
+FASTER = 1.5  # bfloat16 may pay off where it multiplies matrices this many times as fast
 
 
 def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machine, Any]:
-    """Return what the plan depends on, and the whole description of this machine; warn of what is bad about it."""
+    """Return the machine to plan for, and its full description. Print a warning for each check that fails."""
     description = describe(arguments.data_root, "--output-dir", str(directory), "--device", arguments.device)
     environment = description["environment"]
     for check in description["checks"]:
@@ -30,21 +30,22 @@ def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machin
             print(f"{kind}: {check['name']}: {check['found']}; {check['advice']}", file=sys.stderr)
     if not environment:
         sys.exit(MACHINE)
-    gpus, bf16 = 0 if arguments.device == "cpu" else len(environment["gpus"]), description["bf16_speed_up"]
-    machine = Machine(gpus, environment["cores"], bf16=bf16 >= FASTER, memory=description["free_memory"])
+    gpus = 0 if arguments.device == "cpu" else len(environment["gpus"])
+    bf16 = description["bf16_speed_up"] >= FASTER
+    machine = Machine(gpus, environment["cores"], bf16=bf16, memory=description["free_memory"])
     return machine, environment
 
 
 def describe(data_root: str, *flags: str) -> dict[str, Any]:
-    """Return what common.programs.check finds."""
+    """Return the report of common.programs.check."""
     printed = ask("common.programs.check", "--json", "--data-root", data_root, *flags, fine=(0, MACHINE))
-    if not printed:  # a package is missing, as stderr says by now
+    if not printed:  # a package is missing; the child has printed which to stderr
         sys.exit(MACHINE)
     return json.loads(printed)
 
 
 def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict[str, int]:
-    """Return how many blocks each model has that could be too few for so many stages; the suite's own have two."""
+    """Return the number of blocks of each model that may have fewer blocks than stages. The suite's own have two."""
     doubtful = [model for model in models if model not in MODELS or stages > 2]
     if not doubtful:
         return {}
@@ -53,9 +54,9 @@ def find_blocks(models: list[str], stages: int, shared_flags: list[str]) -> dict
 
 
 def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
-    """Return what each node of the job is, in words, as many as the row with most of them needs.
+    """Return a description in words of each node, as many as the largest row needs.
 
-    Raises SuiteError where there are too few, or where one cannot train, lacks data or files, or is of another kind.
+    Raises SuiteError if there are too few nodes, or if one cannot train, lacks data or files, or differs in kind.
     """
     nodes, held = max(arguments.nodes), int(os.environ.get("SLURM_JOB_NUM_NODES", 0))
     if held < nodes:
@@ -85,11 +86,11 @@ def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
 
 
 def _descriptions(nodes, arguments, directory):
-    """What the pre-flight check says on each node. All are heard, and srun labels each piece of what a task prints."""
-    folder = Path(arguments.dataset.removeprefix(FOLDER), "train")
+    """Return the report of the pre-flight check on each node, from output that srun labels by node."""
+    image_folder = Path(arguments.dataset.removeprefix(FOLDER), "train")
     own = ["--json", "--data-root", arguments.data_root, "--output-dir", str(directory), "--device", arguments.device]
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".seen-") as seen:
-        shared = [seen.name, *([str(folder)] if folder.exists() else [])]
+        shared = [seen.name, *([str(image_folder)] if image_folder.exists() else [])]
         launcher = (*srun(nodes, 1), "--label", "--kill-on-bad-exit=0")
         printed = ask("common.programs.check", *own, "--sees", *shared, fine=(0, MACHINE), launcher=launcher)
     texts = [""] * nodes
@@ -100,7 +101,7 @@ def _descriptions(nodes, arguments, directory):
 
 
 def by_hand(row: Configuration) -> str:
-    """Return what to type on each host, in place of a row's command, where there is no SLURM."""
+    """Return the command to type on each host to run a row without SLURM."""
     ranks = (f"--nnodes={row.nodes}", f"--nproc_per_node={row.tasks}")
     rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=FIRST_HOST:29500")
     interpreter, *script = row.command

@@ -1,4 +1,4 @@
-"""What the observer (common/observer) wrote of a training script, and the RunResult that it makes."""
+"""Turn what the observer (common/observer) wrote about a training script into a RunResult."""
 
 import json
 import math
@@ -12,63 +12,63 @@ from common.engine.shares import Training, merge
 from common.files.results import PHASES, Environment, EpochRecord, RunResult
 from comparison.methods import SCRIPT
 
-UNTIMED = 2  # slices of a start
-OBSERVED = ("data", "forward", "backward", "exchange", "update", "rest")  # the columns of a slice's series
+UNTIMED = 2  # first slices of a start
+OBSERVED = ("data", "forward", "backward", "exchange", "update", "rest")  # columns of a slice's series
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the ranks of one start of a script have written by now: each what it is, and its slices.
+    """What the ranks of one start of a script have written so far: each a description of itself, then its slices.
 
-    The first one, of --warmup steps, tells how long a step is; the second one, as long as the others, warms up.
+    The first slice, of --warmup steps, tells how long a step takes. The second, as long as the others, is a warm-up.
     """
 
     ranks: list[list[dict[str, Any]]]
 
     @property
     def world(self) -> int:
-        """How many ranks there are; 0 as long as none has made a step."""
+        """The number of ranks; 0 until one has made a step."""
         return self.ranks[0][0]["world"] if self.ranks else 0
 
     @property
     def first_step(self) -> float:
-        """When rank 0 had made its first step, in seconds since the Unix epoch; needs one."""
+        """When rank 0 finished its first step, in seconds since the Unix epoch. Needs a step."""
         return self.ranks[0][0]["first_step"]
 
     @property
     def all_slices(self) -> list[list[dict[str, Any]]]:
-        """The slices that all ranks have: of each, what every rank says."""
-        whole = len(self.ranks) == self.world
-        return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)] if whole else []
+        """The slices that all ranks have finished, each as a list of the ranks' records."""
+        if len(self.ranks) != self.world:
+            return []
+        return [list(ranks) for ranks in zip(*(lines[1:] for lines in self.ranks), strict=False)]
 
     @property
     def slices(self) -> list[list[dict[str, Any]]]:
-        """Those that are timed."""
+        """The timed slices that all ranks have finished."""
         return self.all_slices[UNTIMED:]
 
 
 def read_start(directory: Path) -> Start:
-    """Return what the ranks have written there by now. A line that is being written does not count."""
+    """Return what the ranks have written to a directory so far, without incomplete lines."""
     files = sorted(directory.glob("rank-*.jsonl"), key=lambda file: int(file.stem.partition("-")[2]))
     lines = [file.read_text(encoding="utf-8").splitlines(keepends=True) for file in files]
     return Start([[json.loads(line) for line in own if line.endswith("\n")] for own in lines if own])
 
 
 def step_seconds(ranks: Sequence[dict[str, Any]]) -> float:
-    """Return the median step of rank 0 in a slice."""
+    """Return the median time of a step of rank 0 in a slice."""
     return statistics.median(map(sum, ranks[0]["series"])) / 1000
 
 
 def result_of(starts: Sequence[Start], command: str, startup_seconds: float, environment: Environment) -> RunResult:
-    """Return what a script's starts found: the first one's warm-up as first epoch, then all slices that are timed.
+    """Return the result of a script's starts. Its epochs are the warm-up slice of the first start and all timed slices.
 
-    environment: this machine's; what the script says of its own torch takes the place of what is known of ours.
+    environment: of this machine; the script's own versions of torch and Python replace ours.
     """
-    first, measured = starts[0], [slices for start in starts for slices in start.slices]
-    epochs = tuple(
-        _epoch(number, ranks) for number, ranks in enumerate([first.all_slices[UNTIMED - 1], *measured], start=1)
-    )
-    last = measured[-1]
+    first = starts[0]
+    slices = [first.all_slices[UNTIMED - 1], *(ranks for start in starts for ranks in start.slices)]
+    epochs = tuple(_epoch(number, ranks) for number, ranks in enumerate(slices, start=1))
+    last = slices[-1]
     devices = tuple(device for rank in last for device in rank["devices"]) or ("cpu",)
     samples, steps = sum(epoch.samples for epoch in epochs[1:]), sum(epoch.steps for epoch in epochs[1:])
     batch, own = round(samples / steps), last[0]
@@ -103,14 +103,14 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
 
 
 def with_batch(result: RunResult, batch: int) -> RunResult:
-    """Return a result of which only its script knows the batch: nobody sees the samples of a compiled network."""
+    """Return the result with a batch size that the observer could not see, as of a compiled network."""
     epochs = tuple(replace(epoch, samples=epoch.steps * batch) for epoch in result.epochs)
     part = math.ceil(batch / len(result.devices))
     return replace(result, epochs=epochs, global_batch_size=batch, per_device_batch_size=part)
 
 
 def _epoch(number: int, ranks: Sequence[dict[str, Any]]) -> EpochRecord:
-    """What all ranks say of one slice. A phase that no step of any rank has is not known."""
+    """Merge the ranks' records of a slice. A phase that no step of any rank has is unknown."""
     known = [name for name in OBSERVED if any(rank["phases"][name] for rank in ranks)]
     return merge(number, [_training(place, rank, known) for place, rank in enumerate(ranks)], [])
 

@@ -1,4 +1,4 @@
-"""A run of somebody's own training script, which is observed from inside (common/observer) in slices of steps."""
+"""A run of a user's own training script, observed from inside (common/observer) in slices of steps."""
 
 import contextlib
 import json
@@ -26,55 +26,57 @@ from comparison.run.launch import started
 from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
 
-OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, every Python imports what is in it
+OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that every Python process imports its sitecustomize
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
-LONGEST = 900.0  # seconds of its own turns that a run may take where --timeout says nothing: it may never make a step
-SLICES = 4  # of a run, that are timed
-ALONE = 0.5  # seconds for which a script's loader is timed alone, after the last one
+LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may never make a step
+SLICES = 4  # timed slices of a run
+ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
 
 
 @dataclass(frozen=True)
 class Slices:
-    """What a run of a script measures: after `warmup` steps and a slice, SLICES slices; steps: of each, None for
-    `seconds`."""
+    """The plan of a script's measurement: `warmup` steps and one slice untimed, then SLICES timed slices.
+
+    steps: of each slice; None if a slice takes `seconds`.
+    """
 
     warmup: int
     steps: int | None
     seconds: float
 
     def steps_of(self, first: list[dict[str, Any]]) -> int:
-        """Return how many steps a slice has, by what the first ones took."""
+        """Return the steps of a slice, given what the ranks wrote about the first one."""
         return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
 
 
 def slices_of(settings: Mapping[str, Any]) -> Slices:
-    """Return what --warmup and --steps ask for."""
+    """Return the slices that --warmup and --steps ask for."""
     length = settings["steps"]
     steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
     return Slices(settings["warmup"], steps, seconds)
 
 
 class Ranks(Gate):
-    """A gate for ranks that tell one by one that they are idle. world: how many there are, 0 if not yet known."""
+    """A gate for ranks that become idle one by one. world: returns the number of ranks, 0 while unknown."""
 
     def __init__(self, directory: Path, world: Callable[[], int]):
         directory.mkdir()
         super().__init__(str(directory))
-        self._world, self._told = world, b""
+        self._world, self._idle_ranks = world, b""
 
     def is_idle(self, seconds: float) -> bool:
         if super().is_idle(seconds):
-            self._told += self._ranks
-        if not self._told or len(self._told) < self._world():
+            self._idle_ranks += self._ranks
+        if not self._idle_ranks or len(self._idle_ranks) < self._world():
             return False
-        self._ranks, self._told = self._told, b""
+        self._ranks, self._idle_ranks = self._idle_ranks, b""
         return True
 
 
 class ScriptRun(Run):
-    """A run of a script, which is started as often as the slices need, and ended as soon as all are measured."""
+    """A run of a script, restarted until all slices are measured and then stopped."""
 
     def __init__(
         self,
@@ -87,9 +89,9 @@ class ScriptRun(Run):
     ):
         super().__init__(configuration, block, 0, directory, timeout or LONGEST)
         self._command, self._slices, self._environment = configuration.command, slices, environment
-        self._starts: list[Start] = []  # those that are over
-        self._place = directory
+        self._starts: list[Start] = []  # finished
         self._start = Start([])  # the latest
+        self._place = directory  # where the ranks write
         self._startup: float | None = None
         file = configuration.script
         self._checksums = {CODE: file_checksum(file)} if file else {}
@@ -111,17 +113,17 @@ class ScriptRun(Run):
         super()._go_on()
 
     def _measured(self, start):
-        """How many slices are timed by now, with those of the latest start."""
-        return sum(len(some.slices) for some in (*self._starts, start))
+        """Return the number of timed slices of the finished starts and of `start`."""
+        return sum(len(each.slices) for each in (*self._starts, start))
 
     def _tell(self, steps, alone=0.0):
-        """Say how many steps the next slice has, and what comes after; whole, as ranks may be reading."""
+        """Tell the ranks the length of the next slice. The file is replaced at once, as they may be reading it."""
         new = self._place / "plan.new"
         new.write_text(json.dumps({"steps": steps, "alone": alone}), encoding="utf-8")
         new.rename(self._place / "plan.json")
 
     def _exit_code(self):
-        """0 as soon as all slices are measured. A script whose training is over before that begins again in a turn."""
+        """Return 0 once all slices are measured. A script that ends earlier starts again in the next turn."""
         code = super()._exit_code()
         self._start = start = read_start(self._place)
         if self._startup is None and start.ranks:
@@ -130,14 +132,14 @@ class ScriptRun(Run):
         if measured >= SLICES or (code == 0 and start.slices):
             self._starts.append(start)
             used, before = self._cpu_seconds(), own_seconds()
-            self.close()  # which kills the loader's workers, for which the script waits no more
+            self.close()  # kills the loader workers, and then no parent waits for them
             self._orphans_seconds += max(0.0, used - (own_seconds() - before))
             self._child = None
             return 0 if measured >= SLICES else None
         return code
 
     def _cpu_seconds(self):
-        """What the processes of this start have used that are alive, and those for which they waited."""
+        """Return the CPU seconds of this start's living processes and of the children they waited for."""
         seconds = 0.0
         with contextlib.suppress(psutil.Error):
             script = psutil.Process(self._child.pid)
@@ -147,30 +149,32 @@ class ScriptRun(Run):
                     seconds += used.user + used.system + used.children_user + used.children_system
         return seconds
 
-    def _found(self, exit_code):
+    def _read_result(self, exit_code):
+        log = f" (log: {self._log})"
         if exit_code == 0 and sum(len(start.slices) for start in self._starts) >= SLICES:
             typed, seconds = shlex.join(self._command), self._startup or 0.0
             result = replace(result_of(self._starts, typed, seconds, self._environment), checksums=self._checksums)
             if not result.global_batch_size and not self.configuration.is_script:
                 result = with_batch(result, self.configuration.planned.batch_size)
-            return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES} (log: {self._log})")
-        start, log = self._start, f" (log: {self._log})"
+            return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES}{log}")
+        start = self._start
         if not start.ranks:
             return None, f"; {NOTHING_SEEN}{log}"
         steps = sum(ranks[0]["steps"] for ranks in start.all_slices)
         if len(start.ranks) < start.world:
             return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"
-        short = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
-        needed = short * (exit_code == 0)
+        needed = ""
+        if exit_code == 0:
+            needed = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
         return None, f", after {count(1 + steps, 'step')}{needed}{log}"
 
-    def _end(self, exit_code):
-        status, why = super()._end(exit_code)
+    def _failure(self, exit_code):
+        status, why = super()._failure(exit_code)
         if exit_code == 0:
             return "failed", "it ended too soon"
         text = self._log.read_text(encoding="utf-8", errors="replace") if self._log.exists() else ""
         errors = re.findall(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt)\b.*)$", text, re.MULTILINE)
-        errors = [error for error in errors if not error.startswith("torch.distributed.elastic")]  # torchrun's own
+        errors = [error for error in errors if not error.startswith("torch.distributed.elastic")]  # by torchrun
         if status != "failed" or not errors:
             return status, why
         if re.search("OutOfMemoryError|MemoryError|can't allocate memory", errors[-1]):

@@ -1,4 +1,4 @@
-"""One comparison from its plan to its last run, with a word about what is going on."""
+"""Run a comparison from its plan to its last run, and report the progress."""
 
 import contextlib
 import sys
@@ -16,21 +16,23 @@ from common.files.writing import remove_torn
 from common.settings.arguments import MOST
 from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
+from comparison.outcomes import Outcome, Trial
 from comparison.plan.plan import file_name, with_cut
 from comparison.record import Report
 from comparison.results_file import as_read, read_results, write_results
-from comparison.rows import Configuration, Outcome, Trial
+from comparison.rows import Configuration
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
 from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
+from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, look, with_another_block
-from comparison.run.turns import Run, gpu_need, run_once, run_whole, take_turns, why_not_in_turns, with_note
+from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where files go, and words from above for a batch that was tried and for how small a difference can be found."""
+    """Where files go. trial and noise return sentences about a trial, and about the smallest detectable difference."""
 
     directory: Path
     trial: Callable[[Trial], str]
@@ -38,13 +40,13 @@ class Output:
 
     @property
     def runs(self) -> Path:
-        """Where the result files and logs of runs go."""
+        """The directory of the runs' result files and logs."""
         return self.directory / "runs"
 
 
 @contextlib.contextmanager
 def only_writer(directory: Path) -> Iterator[None]:
-    """Hold the lock of a directory; raise SuiteError (USAGE) if another process holds it."""
+    """Lock a directory during the `with`. Raises SuiteError (USAGE) if another process has locked it."""
     try:
         with FileLock(directory / ".comparison.lock", timeout=0):
             yield
@@ -54,11 +56,11 @@ def only_writer(directory: Path) -> Iterator[None]:
 
 
 def continued(report: Report, file: Path) -> Report:
-    """Return `report`, which has not run yet, with the finished runs of an interrupted comparison's results.json."""
+    """Return a report that has not run yet with the finished runs of an interrupted comparison's results.json."""
     earlier, planned = read_results(file), as_read(report)
-    then, now = ({**some.settings, **some.environment} for some in (earlier, planned))
+    then, now = ({**each.settings, **each.environment} for each in (earlier, planned))
     changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
-    rows_then, rows_now = (with_largest(some.plan, earlier.trials) for some in (earlier, planned))
+    rows_then, rows_now = (with_largest(each.plan, earlier.trials) for each in (earlier, planned))
     if not changed and (rows_then, earlier.order[: len(planned.order)]) != (rows_now, planned.order):
         changed = ["the rows or their order"]
     changed = changed or _changed_code(earlier, report.plan)
@@ -66,8 +68,14 @@ def continued(report: Report, file: Path) -> Report:
         advice = "use the flags of that comparison, or leave out --resume to start again"
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
     kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
-    now_typed = {name: getattr(report, name) for name in ("command", "settings", "environment")}
-    return replace(earlier, plan=with_largest(report.plan, earlier.trials), outcomes=kept, **now_typed)
+    return replace(
+        earlier,
+        command=report.command,
+        settings=report.settings,
+        environment=report.environment,
+        plan=with_largest(report.plan, earlier.trials),
+        outcomes=kept,
+    )
 
 
 def _changed_code(earlier: Report, plan: Sequence[Configuration]) -> list[str]:
@@ -84,9 +92,9 @@ def _changed_code(earlier: Report, plan: Sequence[Configuration]) -> list[str]:
 
 
 def run_comparison(report: Report, shared_flags: list[str], output: Output) -> Report:
-    """Probe the machine, check the maths if asked, run what is left; return the report with all that.
+    """Probe the machine, check the maths if asked, run the blocks that are left, and return the complete report.
 
-    Blocks are added where one was disturbed, or a budget allows. results.json is whole before the next run starts.
+    Blocks are added if one was disturbed or a budget allows more. results.json is up to date before each run.
     """
     _announce(report)
     remove_torn([output.directory / "results.json"])
@@ -110,7 +118,7 @@ def _announce(report):
 
 
 def _prepared(report, shared_flags, output):
-    """The report with its probe, the batches that fit, how rows take turns and whether they compute the same."""
+    """Return the report with the probe, fitted batches, the decision about turns, and the check of the maths."""
     if not report.probe and not report.only_scripts:
         report = replace(report, probe=run_probe(report, shared_flags))
         for sentence in starved(report):
@@ -119,10 +127,11 @@ def _prepared(report, shared_flags, output):
         report = fit_batches(report, output)
     if not report.outcomes:
         obstacle = why_not_in_turns(report.plan, report.probe, report.trials)
-        whole = f"Rows run whole, one after the other, and not in turns: {obstacle}"
-        part = "slice" if report.only_scripts else "epoch"
-        turns = f"The rows of a block take turns, {part} by {part}, so that their runs end together"
-        print(whole if obstacle else turns)
+        if obstacle:
+            print(f"Rows run whole, one after the other, and not in turns: {obstacle}")
+        else:
+            part = "slice" if report.only_scripts else "epoch"
+            print(f"The rows of a block take turns, {part} by {part}, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
         able = able_methods(report)
@@ -131,7 +140,7 @@ def _prepared(report, shared_flags, output):
 
 
 def _run_blocks(report, output):
-    """Run what is left, block after block, and as many more blocks as are needed."""
+    """Run the blocks that are left, and as many more as are needed."""
     print("\n".join(how_long(report)), flush=True)
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
@@ -167,9 +176,9 @@ def _tell_run(report, outcome, guesses):
 
 
 def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
-    """Run what is left of a block, whose rows share a seed; yield what became of each run as soon as it has ended.
+    """Run the rest of a block, whose rows share a seed. Yield the outcome of each run as soon as it ends.
 
-    One that lacks memory in turns, beside what the others hold, runs again when they have ended, alone and whole.
+    A row that runs out of memory while others hold some runs again alone, after they have ended.
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
@@ -181,22 +190,22 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
         return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings), report.environment)
 
     rows = {row.name: with_cut(row, report.probe) for row in report.plan}
-    left = [rows[name] for number, name in report.left if number == block]
+    alone = [rows[name] for number, name in report.left if number == block]
     if report.in_turns:
-        together, left = [run_of(row) for row in left], []
+        together, alone = [run_of(row) for row in alone], []
         for outcome in take_turns(together, seed, gpu_need(report.probe, report.trials)):
             if outcome.status == OUT_OF_MEMORY:
-                left.append(rows[outcome.configuration])
+                alone.append(rows[outcome.configuration])
             else:
                 yield outcome
-    for row in left:
+    for row in alone:
         outcome = run_whole(run_of(row)) if row.is_script else run_once(row, *how)
         note = "it ran alone, as memory did not suffice beside the other rows"
         yield with_note(outcome, note) if report.in_turns else outcome
 
 
 def fit_batches(report: Report, output: Output) -> Report:
-    """Return the report whose rows have the largest batch that fits. Each trial is on disk before the next."""
+    """Return the report with the largest batch that fits in each row. Each trial is on disk before the next."""
     for row in report.plan:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
             trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
@@ -207,7 +216,7 @@ def fit_batches(report: Report, output: Output) -> Report:
 
 
 def fit_again(report: Report, output: Output) -> Report | None:
-    """Return the report without its runs, and with a smaller batch for each row that ran out of memory, if one fits."""
+    """If a run was out of memory, return the report with smaller batches and without runs, if such a batch fits."""
     failed = failed_runs(report.plan, report.outcomes)
     again = fit_batches(replace(report, trials=(*report.trials, *failed)), output) if failed else report
     if again.plan == report.plan:
@@ -217,11 +226,11 @@ def fit_again(report: Report, output: Output) -> Report | None:
 
 
 def trace_rows(report: Report, output: Output) -> Report:
-    """Return the report with two steps of every row that ran, each traced in a run of its own, if that is asked for."""
+    """With --timeline, return the report with two traced steps of every row that ran, from an additional run."""
     settings: Mapping[str, Any] = report.settings
     flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
     if settings["target_accuracy"] is not None:
-        flags += ["--target-accuracy", "0.001"]  # which so short a training reaches
+        flags += ["--target-accuracy", "0.001"]  # the training is too short for a higher one
     for row in report.rows if settings["timeline"] else ():
         name = row.configuration.name
         if row.configuration.is_script or not row.results or name in report.timelines:

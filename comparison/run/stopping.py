@@ -1,4 +1,4 @@
-"""When a comparison has enough blocks: those that were asked for, or what its budget of time allows and needs."""
+"""Decide when a comparison has enough blocks: the --repeats, or as many as --budget allows and --margin needs."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,12 @@ from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import make_order
 from comparison.record import Report
 
-SPARE_BLOCKS = 2  # how many more may be run in the place of disturbed ones
-USUAL_NOISE = 0.04  # standard deviation between runs of a quiet machine, as a share: before anything is measured
+SPARE_BLOCKS = 2  # most blocks that are run in place of disturbed ones
+USUAL_NOISE = 0.04  # relative standard deviation between runs on a quiet machine, until it is measured
 
 
 def expectation(report: Report, budget: float, block_seconds: float) -> str:
-    """Return in words what a budget of seconds allows and what that can find, where a block may take block_seconds."""
+    """Return a sentence about how many blocks a budget allows, and which differences they can detect."""
     rows, blocks, least = len({name for _, name in report.order}), int(budget / block_seconds), report.wanted_blocks
     allowed = f"The budget of {duration(budget)}"
     if blocks < least:
@@ -28,10 +28,10 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
-    """Return the report with the look at its data that is due after a whole block, if a budget alone ends it.
+    """Record an interim analysis after a complete block, if only a budget ends the comparison.
 
-    used: seconds since its first block began; block_seconds: of another with all rows. The last look may take all the
-    error left.
+    used: seconds since the first block started; block_seconds: of another block with all rows. If that does not fit
+    into the budget, this is the last analysis, which may spend all of the error that is left.
     """
     budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
@@ -44,19 +44,24 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
 
 
 def with_another_block(report: Report, used: float, block_seconds: float) -> Report:
-    """Return the report with one more block in its order if one is needed: in place of a disturbed one, of SPARE_BLOCKS
-    at most, or within a budget. Then until there are as many as the margin needs, or, without one, while any ratio is
-    undecided, of the rows that it is about: a row that is decided is not run again.
+    """Return the report with another block in its order, if one is needed and the budget allows it.
+
+    Up to SPARE_BLOCKS blocks replace disturbed ones. With --margin, blocks are added until every interval is narrow
+    enough; otherwise while a ratio is undecided, and then only of the rows in undecided ratios.
     """
     names = _next_rows(report)
-    if not names or (_spends(report) and used + _seconds_of(names, report, block_seconds) > report.settings["budget"]):
+    if not names:
+        return report
+    budget = report.settings["budget"]
+    limited = budget is not None and not _lacks(report, report.wanted_blocks)
+    if limited and used + _seconds_of(names, report, block_seconds) > budget:
         return report
     more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
     return replace(report, order=(*report.order, *more))
 
 
 def _next_rows(report):
-    """The names of the rows of another block, in the order of the plan; none if there are enough blocks."""
+    """Return the names of the rows of the next block, in the order of the plan; none if there are enough blocks."""
     able = [row.name for row in report.plan if not row.skip]
     if _lacks(report, report.wanted_blocks):
         return able
@@ -69,25 +74,22 @@ def _next_rows(report):
 
 
 def _lacks(report, blocks):
+    """Return whether there are fewer undisturbed blocks than `blocks`, and spare blocks left."""
     whole = len(report.whole_blocks)
     return whole - len(report.disturbed_blocks) < blocks and whole < blocks + SPARE_BLOCKS
 
 
-def _spends(report):
-    """Whether the next block is one of those that a budget limits."""
-    return report.settings["budget"] is not None and not _lacks(report, report.wanted_blocks)
-
-
 def _seconds_of(names, report, block_seconds):
-    """How long a block of these rows takes, if one of all rows takes block_seconds."""
+    """Return the duration of a block of these rows, given that of a block of all rows."""
     took = {outcome.configuration: outcome.wall_seconds for outcome in report.outcomes}
     return block_seconds * sum(took.get(name, 0.0) for name in names) / sum(took.values())
 
 
 def needed_blocks(report: Report, margin: float) -> int:
-    """Return how many blocks make every interval as narrow as --margin asks for, after the first stage.
+    """Return how many blocks make every interval as narrow as --margin asks for, estimated from the first stage.
 
-    C. Stein's two stages (Annals of Mathematical Statistics 16, 1945): widths shrink with the root of their number.
+    This is C. Stein's two-stage procedure (Annals of Mathematical Statistics 16, 1945): a width shrinks with the root
+    of the number of blocks.
     """
     half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio, _ in _judged(report) if ratio.low]
     needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]
@@ -95,11 +97,12 @@ def needed_blocks(report: Report, margin: float) -> int:
 
 
 def _counted(report):
+    """Return the number of complete blocks that count."""
     return len(report.whole_blocks) - len(report.set_aside)
 
 
 def _judged(report):
-    """The ratios that the comparison is to decide, each with the names of both rows."""
+    """Return the ratios that the comparison has to decide, each with the names of its two rows."""
     analysis = analyse(report)
     judged = [
         (entry.standing.speed_up, (entry.name, entry.standing.baseline.configuration.name))

@@ -1,6 +1,6 @@
-"""A run, whole or in turns: each row of a block trains one epoch at a time, while the others wait.
+"""Run the rows of a block in turns: one row trains for an epoch while the others wait.
 
-Whatever makes the machine slower for seconds then meets all rows alike: L. Bulej et al., "Duet benchmarking", 2020.
+A disturbance of a few seconds then affects all rows alike (L. Bulej et al., "Duet benchmarking", 2020).
 """
 
 import contextlib
@@ -13,39 +13,38 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from common.errors import OUT_OF_MEMORY, SuiteError
-from common.files.probe import Probe
 from common.files.results import read_result
 from common.machine.cores import available_cores, usable_cores
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
+from comparison.outcomes import Outcome
 from comparison.plan.plan import file_name
-from comparison.rows import Configuration, Outcome, Trial
+from comparison.rows import Configuration
 from comparison.run.cards import CardWatch
 from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
 
-GIB = 2**30
-# Of a GPU: a process's CUDA context, the libraries' work space and NCCL's buffers, until a row's are measured; and how
-# many times what the largest row had must be free for another, or cuDNN would find less work space and slower plans.
-GPU_BASE, ROOM = 2 * GIB, 1.25
-LOOK_EVERY = 0.02  # seconds, for the end of a child; that it waits for its turn is seen at once
-LONGEST_LOOK = 0.5  # seconds; one that took longer was stopped on the way
+# The next row starts if this many times the memory of the largest row is free. With less, cuDNN would have less work
+# space and choose slower algorithms.
+ROOM = 1.25
+LOOK_EVERY = 0.02  # seconds between two checks whether a child has ended; that it waits for its turn is seen at once
+LONGEST_LOOK = 0.5  # seconds; a check that took longer was interrupted: this program was stopped meanwhile
 
 
 def stolen_seconds() -> dict[int, float]:
-    """Return how long other virtual machines have had each core on which this process may run."""
+    """Return for each core that this process may use how long other virtual machines have had it."""
     times = dict(enumerate(psutil.cpu_times(percpu=True)))
     return {core: getattr(times[core], "steal", 0.0) for core in usable_cores() & times.keys()}
 
 
 def busy_seconds() -> float | None:
-    """Return the CPU seconds that all processes, and other machines, used here; None if some cores are not ours."""
+    """Return the CPU seconds used by all processes and other virtual machines; None if we may not use every core."""
     if available_cores() != os.cpu_count():
         return None
     times = psutil.cpu_times()
@@ -53,13 +52,13 @@ def busy_seconds() -> float | None:
 
 
 def own_seconds() -> float:
-    """Return the CPU seconds that this process used, and its children which have ended."""
+    """Return the CPU seconds used by this process and its children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + used.ru_utime + used.ru_stime
 
 
 def oom_kills() -> int:
-    """Return how many processes Linux has killed for lack of memory, in all control groups; 0 if it is silent."""
+    """Return how many processes Linux has killed for lack of memory, in all control groups; 0 if not reported."""
     with contextlib.suppress(OSError):
         if kills := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
             return int(kills[1])
@@ -67,40 +66,41 @@ def oom_kills() -> int:
 
 
 class Run(contextlib.ExitStack):
-    """A run of a configuration, which goes on in turns: each lasts until it waits for the next, or has ended.
+    """A run of a configuration that goes on in turns. A turn lasts until the run waits for the next one, or ends.
 
-    Its result file and log go into `directory`. timeout: seconds of its own turns. In a `with`, which stops it.
+    Its result file and log go into `directory`. timeout: in seconds of its own turns. As a context manager, it stops
+    the run at the end.
     """
 
     def __init__(
         self, configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
     ):
-        super().__init__()  # of what ends with it
+        super().__init__()
         self.configuration, self._block, self._timeout = configuration, block, timeout
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
         own = ("--seed", str(seed), "--output", str(self._file), "--figure-dir", str(directory), "--no-curves")
         self._command = (*configuration.launched, *own)
-        self._here = configuration.nodes == 1
+        self._one_node = configuration.nodes == 1
         self._wall_seconds = self._foreign_seconds = 0.0
-        self._orphans_seconds = 0.0  # of the run's processes for which nobody waited, since that was last asked
+        self._orphans_seconds = 0.0  # of processes of this turn that nobody waited for, so own_seconds() misses them
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
         self._child: subprocess.Popen | None = None
 
     @property
     def free(self) -> int | None:
-        """Bytes that were free on its first GPU when it began to wait; None on a CPU, or where it does not tell."""
+        """Free bytes of its first GPU when it began to wait; None on a CPU or if unknown."""
         return self._gate.free
 
     @property
     def running(self) -> list[subprocess.Popen]:
-        """Its process, as long as it runs."""
+        """Its process if that is still running."""
         return [self._child] if self._child and self._child.poll() is None else []
 
     def take_turn(self) -> Outcome | None:
-        """Start the run, or let it go on; return None once it waits for its next turn, and its Outcome at its end."""
-        start, busy, own = time.perf_counter(), busy_seconds() if self._here else None, own_seconds()
+        """Start or continue the run. Return None if it waits for its next turn, or its Outcome if it has ended."""
+        start, busy, own = time.perf_counter(), busy_seconds() if self._one_node else None, own_seconds()
         stolen = stolen_seconds()
         with self._cards.watching(self._processes):
             if self._child is None:
@@ -109,11 +109,11 @@ class Run(contextlib.ExitStack):
                 self._go_on()
             exit_code = self._exit_code()
         if exit_code is not None:
-            self.close()  # what it left behind would use the others' time
+            self.close()  # processes left behind would disturb the other rows
         self._wall_seconds += time.perf_counter() - start
         for core, now in stolen_seconds().items():
             self._stolen_seconds[core] = self._stolen_seconds.get(core, 0.0) + now - stolen.get(core, now)
-        if busy is not None:  # the run's own seconds are known, all at once, as soon as it has ended
+        if busy is not None:  # own_seconds() counts all turns of the run, but only once it has ended
             self._foreign_seconds += (busy_seconds() or 0.0) - busy - (own_seconds() - own) - self._orphans_seconds
             self._orphans_seconds = 0.0
         if exit_code is None:
@@ -121,57 +121,67 @@ class Run(contextlib.ExitStack):
         return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)
 
     def _processes(self):
-        """The PIDs of the run's processes."""
-        with contextlib.suppress(psutil.Error, AttributeError):  # it has ended, or could not be started
+        """Return the PIDs of the run's processes."""
+        with contextlib.suppress(psutil.Error, AttributeError):  # it has ended or was never started
             process = psutil.Process(self._child.pid)
             return [process.pid, *(child.pid for child in process.children(recursive=True))]
         return ()
 
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.unlink(missing_ok=True)  # or an old result would pass for this run's
+        self._file.unlink(missing_ok=True)  # an old result must not pass for that of this run
         self._oom_kills = oom_kills()
         directory = self.enter_context(temporary_directory())
         self._gate = self.enter_context(contextlib.closing(Gate(directory)))
-        turns = self._gate.environment if self._here else {}  # other nodes do not see the gate
+        turns = self._gate.environment if self._one_node else {}  # other nodes cannot see the gate
         self._child = self.enter_context(started(self._command, self._log, turns))
 
     def _go_on(self):
         self._gate.start_turn()
 
     def _exit_code(self):
-        """The child's exit code, TIMED_OUT if the run has used up its time, None as soon as it waits for its turn."""
+        """Return the child's exit code, TIMED_OUT if the time is used up, or None once it waits for its next turn."""
         end = time.perf_counter() + (math.inf if self._timeout is None else self._timeout - self._wall_seconds)
         while self._child.poll() is None:
             look = time.perf_counter()
             if look > end:
                 return TIMED_OUT
             idle = self._gate.is_idle(LOOK_EVERY)
-            if (unseen := time.perf_counter() - look) > LONGEST_LOOK:  # as if others had had all cores
-                self._foreign_seconds += unseen * available_cores()
+            if (stopped := time.perf_counter() - look) > LONGEST_LOOK:  # counts as if others had had all cores
+                self._foreign_seconds += stopped * available_cores()
             if idle:
                 return None
         return self._child.returncode
 
     def _outcome(self, exit_code, foreign_cores):
-        """What became of it: what its result says, if there is one, else how its process ended."""
-        (status, reason), result = self._end(exit_code), None
+        status, reason = self._failure(exit_code)
+        result = None
         if not self._log.exists():
             print(f"warning: {self._log} has vanished while its run wrote it", file=sys.stderr, flush=True)
         try:
-            result, when = self._found(exit_code)
+            result, when = self._read_result(exit_code)
             reason += when
         except SuiteError as error:
             status, reason = "failed", f"{error} (log: {self._log})"
         if result:
             status, reason = result.status, result.reason
-        how = (self.configuration.name, self._block, status, reason, shlex.join(self._command), str(self._log))
-        cards = self._cards.uses(result) if result else ()
-        stolen = max(self._stolen_seconds.values()) / self._wall_seconds if self._here else None
-        return Outcome(*how, exit_code, self._wall_seconds, foreign_cores, result, cards, stolen)
+        return Outcome(
+            self.configuration.name,
+            self._block,
+            status,
+            reason,
+            shlex.join(self._command),
+            str(self._log),
+            exit_code,
+            self._wall_seconds,
+            foreign_cores,
+            result,
+            self._cards.uses(result) if result else (),
+            max(self._stolen_seconds.values()) / self._wall_seconds if self._one_node else None,
+        )
 
-    def _found(self, exit_code):
-        """What its result file says, None if that is not whole, and then when it ended."""
+    def _read_result(self, exit_code):
+        """Return (result, ""), or (None, when the run ended) if it left no complete result."""
         log = f" (log: {self._log})"
         if not self._file.exists():
             return None, f", before its first epoch{log}"
@@ -180,14 +190,14 @@ class Run(contextlib.ExitStack):
             return None, f", after {len(result.epochs)} of {result.config['epochs']} epochs{log}"
         return result, ""
 
-    def _end(self, exit_code):
-        """Status and reason of a run that leaves no whole result."""
+    def _failure(self, exit_code):
+        """Return the status and reason of a run that leaves no complete result."""
         if exit_code == TIMED_OUT and self._timeout and self._wall_seconds >= self._timeout:
             return "timed out", f"stopped after {self._timeout:g} s"
         why, batch = cause(exit_code, self._log), self.configuration.planned.batch
         if ran_out_of_memory(why):
             return OUT_OF_MEMORY, f"{batch}: {why}"
-        if re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # of a rank, or of a loader's worker
+        if re.search("SIGKILL|Killed", why) and oom_kills() > self._oom_kills:  # a rank or a loader worker was killed
             return OUT_OF_MEMORY, f"{batch}: the kernel killed a process for its memory: {why}"
         return "failed", why
 
@@ -195,25 +205,25 @@ class Run(contextlib.ExitStack):
 def run_once(
     configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
 ) -> Outcome:
-    """Go through a Run to its end, in one turn after the other."""
+    """Run a configuration to its end."""
     return run_whole(Run(configuration, block, seed, directory, timeout))
 
 
 def run_whole(run: Run) -> Outcome:
-    """Go through a run that is not begun yet to its end, in one turn after the other."""
+    """Take all turns of a run that has not started yet."""
     (outcome,) = take_turns([run], 0)
     return outcome
 
 
 def take_turns(runs: list[Run], seed: int, need: int = 0) -> Iterator[Outcome]:
-    """Go through Runs to their ends, one turn of one of them at a time; yield what became of each as it ends.
+    """Run several Runs to their ends in turns, and yield the outcome of each as it ends.
 
-    They start in the order given, and go on in one that is shuffled from `seed` for every epoch. On a GPU, each goes
-    through its first epoch when it starts, so that what it takes there is measured; the next one starts as long as
-    there is room for it, and those that are left when the others have ended. need: bytes of a row, by a guess.
+    They start in the given order and continue in an order that is shuffled from `seed` in every epoch. On a GPU a run
+    trains its first epoch when it starts, to measure the memory that it takes. Another run starts only if there is room
+    for it, otherwise when all that have started have ended. need: a guess of the bytes that a row needs.
     """
     shuffle, left, wave = random.Random(seed), [*runs], 0
-    measured: list[int] = []
+    measured: list[int] = []  # bytes of a GPU that each started row took
     with contextlib.ExitStack() as stack:
         for run in runs:
             stack.enter_context(run)
@@ -249,38 +259,8 @@ def _in_wave(outcome, wave):
 
 
 def with_note(outcome: Outcome, note: str) -> Outcome:
-    """Return what became of a run, whose result says besides what was special about it."""
+    """Return the outcome with a note added to the reason of its result, if it is ok."""
     if not outcome.result or outcome.status != "ok":
         return outcome
     reason = "; ".join(filter(None, (outcome.result.reason, f"in block {outcome.block} {note}")))
     return replace(outcome, result=replace(outcome.result, reason=reason))
-
-
-def why_not_in_turns(plan: Iterable[Configuration], probe: Probe | None, trials: Iterable[Trial] = ()) -> str:
-    """Return why the rows of a block should not take turns, or "" if they may.
-
-    All have to fit into the machine's memory together: each device counts with the most that the probe or, on a CPU, a
-    trial had; each loader worker, and what launches several devices, with half of that. Of those on a GPU, as many take
-    turns as fit there: see take_turns(). What scripts need is not known: they do not count.
-    """
-    able = [row for row in plan if not row.skip and not row.is_script]
-    if not able:
-        return ""
-    if any(row.nodes > 1 for row in able):
-        return "some run on several nodes"
-    if not (probe and probe.memory):
-        return "how much memory they need is not known"
-    cpu, *gpu = probe.memory
-    if any(memory.free_bytes is None for memory in gpu):
-        return "the GPU's compute mode lets one process use it at a time (nvidia-smi -c DEFAULT would let all)"
-    devices = [max(row.stages, row.planned.shares) for row in able]
-    helpers = sum(row.planned.num_workers for row in able) + sum(count > 1 for count in devices)
-    peaks = [cpu.peak_bytes, *(trial.peak_bytes or 0 for trial in trials if not gpu)]
-    needed, free = (sum(devices) + helpers / 2) * max(peaks) / GIB, (cpu.free_bytes or 0) / GIB
-    return "" if needed <= free else f"together they could need {needed:.1f} GiB of memory, {free:.1f} are free"
-
-
-def gpu_need(probe: Probe | None, trials: Iterable[Trial] = ()) -> int:
-    """Return how many bytes of a GPU a row may take: what PyTorch had in the probe, or a trial, and GPU_BASE."""
-    peaks = [memory.peak_bytes for memory in probe.memory[1:]] if probe else []
-    return max([*peaks, *(trial.peak_bytes or 0 for trial in trials)], default=0) + GPU_BASE

@@ -5,9 +5,9 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.measures import confidence_of
 from comparison.judge.statistics import EQUAL_WITHIN, Ratio
 from comparison.methods import all_cores_methods, method_of
+from comparison.outcomes import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
-from comparison.rows import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.show.advice import told_apart
 from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
 from comparison.words import count, join, named, say

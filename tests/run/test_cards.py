@@ -13,8 +13,8 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import measure
 from comparison.judge.summaries import unsteadiness
+from comparison.outcomes import CardUse
 from comparison.results_file import read_results, write_results
-from comparison.rows import CardUse
 from comparison.run import cards
 from comparison.run.cards import CardWatch
 from comparison.run.turns import Run, run_once
@@ -80,7 +80,7 @@ def watched():
     """What a watch has seen of a card while a run trained, in a few looks."""
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
-        while watch._cards and len(watch._moments[UUIDS[0]]) < 4:
+        while watch._cards and len(watch._samples[UUIDS[0]]) < 4:
             time.sleep(0.01)
         seconds = time.monotonic() - start
     (use,) = watch.uses(on_gpus((start - 10, 5.0), (start, seconds)))
@@ -108,7 +108,7 @@ def test_a_card_in_the_timed_epochs(nvml):
 def test_energy_is_known_of_epochs_that_are_long_enough_for_the_counter(nvml, monkeypatch):
     """What follows from it is too: the driver's own power is a mean over a second, of other rows as well."""
     watch, start = CardWatch(), time.monotonic()
-    watch._moments["GPU-a"] = [
+    watch._samples["GPU-a"] = [
         {**dict.fromkeys(cards.QUESTIONS, None), "programs": frozenset(), "seconds": start + at, "joules": joules}
         for at, joules in ((0, 0.0), (4, 400.0), (6, 400.0), (10, 2800.0))  # 100 W, then the others' turn, then 600 W
     ]

@@ -9,13 +9,14 @@ from common.errors import OUT_OF_MEMORY
 from common.files.probe import MemoryUse
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
+from comparison.outcomes import Outcome, Trial
 from comparison.plan.counterparts import TWIN, counterpart
 from comparison.results_file import read_results
-from comparison.rows import Outcome, Trial, trials_of
+from comparison.rows import trials_of
 from comparison.run import fitting, forecast, session
 from comparison.run.fitting import next_batch, try_batch, with_largest
+from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.session import continued, run_comparison
-from comparison.run.turns import gpu_need, why_not_in_turns
 from comparison.show.detail_tables import trial_table
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table

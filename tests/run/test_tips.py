@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse, best_tip, find_tips
+from comparison.outcomes import Outcome
 from comparison.plan import tips as options
 from comparison.plan.tips import options_for
 from comparison.results_file import read_results, write_results
-from comparison.rows import Outcome
 from comparison.run import tips as tips_module
 from comparison.run.observed import with_batch
 from comparison.run.tips import run_tips
