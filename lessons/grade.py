@@ -84,7 +84,7 @@ def main() -> None:
     if not first:
         show_list()
     elif first == "all" and len(answer) <= 1:
-        sys.exit(0 if grade_all(Path(*answer or [ANSWERS])) else FAILED)
+        sys.exit(0 if grade_all(Path(answer[0]) if answer else ANSWERS) else FAILED)
     elif not first.isdecimal() or not 1 <= int(first) <= len(TASKS):
         found, advice = f"found {first!r}, the tasks are 1 to {len(TASKS)}", "see: python -m lessons.grade"
         raise SuiteError("there is no such task", found, advice, USAGE)

@@ -289,11 +289,6 @@ def commands(rows: list) -> list[str]:
     return [shlex.join(row.command) for row in rows]
 
 
-def bubble(stages: int, micro_batches: int) -> float:
-    """Return the share of a step in which each stage of GPipe waits (Y. Huang et al., 2019)."""
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
 def phases() -> dict[str, float]:
     """Return the measured milliseconds of each phase of a step on one device."""
     return read_result(LESSONS.parent / "figures" / "mnist-lenet-single.json").epochs[-1].phases.known
@@ -364,7 +359,7 @@ TASKS = [
     predict(
         "bubble of a pipeline",
         "GPipe with two equal stages and four micro-batches: for which share of a step does each stage wait?",
-        lambda: [bubble(2, 4)],
+        lambda: [(2 - 1) / (4 + 2 - 1)],  # (P - 1) / (M + P - 1), see lessons/gpipe.py
         "draw a row of boxes for each stage and count the empty places",
     ),
     predict(

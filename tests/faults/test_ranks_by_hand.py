@@ -123,16 +123,15 @@ def two_ranks(data_root, tmp_path, free_port, reported):
     return two_ranks
 
 
-def test_ranks_with_different_flags(two_ranks):
-    message = "--lr: rank 0 has 0.001, rank 1 has 0.1"
-    two_ranks(message, message, "--lr 0.001", "--lr 0.1")
+DDP = ("ddp_train.py", "--lr 0.001", "--lr 0.1", "--lr: rank 0 has 0.001, rank 1 has 0.1")
+ACCELERATE = ("accelerate_train.py", "", "--no-augment", "--augment: rank 0 has True, rank 1 has False")
 
 
-@pytest.mark.slow
-def test_ranks_with_different_flags_under_accelerate(two_ranks):
-    pytest.importorskip("accelerate")
-    message = "--augment: rank 0 has True, rank 1 has False"
-    two_ranks(f"Accelerate: {message}", message, "", "--no-augment", script="accelerate_train.py")
+@pytest.mark.parametrize("script, first, second, message", [DDP, pytest.param(*ACCELERATE, marks=pytest.mark.slow)])
+def test_ranks_with_different_flags(script, first, second, message, two_ranks):
+    if script == "accelerate_train.py":
+        pytest.importorskip("accelerate")
+    two_ranks(f"{script}: {message}", message, first, second, script=script)
 
 
 CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
