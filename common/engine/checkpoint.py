@@ -106,6 +106,8 @@ def _load(path):
         if damaged := archive.testzip():  # torch.load ignores the checksums
             raise _damaged(path, f"it is damaged: {damaged} is not what its checksum says")
     state = torch.load(path, map_location="cpu", weights_only=True)  # executes no code from the file
+    if not isinstance(state, dict):  # a tensor would be indexed by a string, which torch deprecates
+        raise TypeError("not a checkpoint")
     if state["format"] != FORMAT:
         raise _damaged(path, f"its format is {state['format']}, not {FORMAT}")
     state["begun"] = [as_record(part, Training) for part in state["begun"]]

@@ -1,4 +1,4 @@
-"""Rows beside others of the table: the baseline's twin, and every row as it was before a change."""
+"""Counterparts: the baseline's twin for an A/A test, and every row as it was before a change."""
 
 import shutil
 import sys
@@ -28,17 +28,14 @@ DDP = configuration("ddp", command=("python", script("ddp_train.py"), "--spawn",
 CPU = Machine(0, 2)
 
 
-def beside(role, seconds, label="again", **values):
-    """A comparison of one device, its counterpart and DDP."""
+def with_counterpart(role, seconds, label="again", **values):
+    """Return a comparison of one device, its counterpart and DDP."""
     other = counterpart(SINGLE, role, label, SINGLE.command)
     return report_of((SINGLE, runs(seconds=STEADY)), (other, runs(seconds=seconds, **values)), (DDP, runs("ddp", FAST)))
 
 
-# ---- a row of no table
-
-
-def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_path, monkeypatch):
-    report = beside(TWIN, SLOWER)
+def test_counterparts_are_stored_but_not_in_the_tables_of_methods(tmp_path, monkeypatch):
+    report = with_counterpart(TWIN, SLOWER)
     analysis = analyse(report)
     assert [row.label for row in report.rows] == [entry.label for entry in analysis.rows] == ["SINGLE", "DDP"]
     alone = analyse(report_of((SINGLE, runs(seconds=STEADY)), (DDP, runs("ddp", FAST))))
@@ -48,10 +45,10 @@ def test_a_counterpart_is_in_no_table_of_methods_judges_nobody_and_is_kept(tmp_p
     assert read_results(tmp_path / "results.json") == report
     assert epoch_table(report, "simple").count("SINGLE, again") == 9
     monkeypatch.setattr(detail_tables, "MOST_EPOCHS", 26)
-    assert epoch_table(report, "simple") == ""  # there are 27
+    assert epoch_table(report, "simple") == ""  # 27 epochs
 
 
-def test_a_failure_of_it_is_a_failure_and_told():
+def test_a_failed_counterpart_fails_the_comparison():
     other = counterpart(SINGLE, TWIN, "again", SINGLE.command)
     failed = report_of((SINGLE, runs(seconds=STEADY)), (other, ["failed"] * 3), (DDP, runs("ddp", FAST)))
     assert failed.failed and "SINGLE, again, block 1: failed: signal 9" in terminal_text(analyse(failed), verbose=True)
@@ -73,7 +70,7 @@ def test_a_failure_of_it_is_a_failure_and_told():
         ("--repeats 1 --twin", "single"),
     ],
 )
-def test_the_default_rows_have_a_twin_which_can_be_had_and_left_out(flags, wanted, planned):
+def test_which_comparisons_have_a_twin(flags, wanted, planned):
     plan = {row.name: row for row in planned(flags).plan}
     twins = [row for row in plan.values() if row.role == TWIN]
     assert [twin.against for twin in twins] == [wanted] * bool(wanted)
@@ -82,10 +79,10 @@ def test_the_default_rows_have_a_twin_which_can_be_had_and_left_out(flags, wante
     assert twin_of([replace(SINGLE, skip="no"), DDP], "single") == []
 
 
-def test_two_equal_rows_are_said_to_be_so_and_warned_of_if_not():
-    equal, report = analyse(beside(TWIN, (2.01, 1.99, 2.0))), beside(TWIN, SLOWER)
-    assert "A/A test of “SINGLE”: ratio 1.00 [" in resolution(equal)[-1]
-    assert resolution(equal)[-1].endswith("], no significant difference.") and warnings(equal) == []
+def test_result_of_the_a_a_test():
+    equal, report = analyse(with_counterpart(TWIN, (2.01, 1.99, 2.0))), with_counterpart(TWIN, SLOWER)
+    assert "A/A test of “SINGLE”: ratio 1.00 [" in resolution(equal)[-1] and warnings(equal) == []
+    assert resolution(equal)[-1].endswith("], no significant difference.")
     assert resolution(analyse(report))[-1].endswith("], A SIGNIFICANT DIFFERENCE.")
     (warning,) = warnings(analyse(report))
     assert warning.startswith("WARNING: the A/A test failed: “SINGLE” and its copy differ significantly, 1.10 [")
@@ -101,14 +98,14 @@ def test_two_equal_rows_are_said_to_be_so_and_warned_of_if_not():
 
 @pytest.fixture
 def checkout(tmp_path):
-    """Another checkout, without ddp_train.py."""
+    """Another checkout that lacks ddp_train.py."""
     (tmp_path / "other").mkdir()
     for name in ("compare_parallel.py", "data_parallel_train.py"):
         shutil.copy(PROJECT / name, tmp_path / "other" / name)
     return tmp_path / "other"
 
 
-def test_another_checkouts_scripts_get_the_flags_of_now(checkout, planned, monkeypatch, tmp_path):
+def test_scripts_of_another_checkout_get_the_current_flags(checkout, planned, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     usual, earlier = planned(f"--methods single --against {checkout}").plan
     assert earlier.command == (usual.command[0], "other/data_parallel_train.py", *usual.command[2:])
@@ -122,9 +119,9 @@ def test_another_checkouts_scripts_get_the_flags_of_now(checkout, planned, monke
 
 @pytest.fixture
 def before_file(monkeypatch, tmp_path):
-    """before_file(typed, **settings): the row of one device as it was in a results.json with these settings.
+    """before_file(typed, **settings): the row of one device as in a results.json with these settings.
 
-    typed: the flags of now. What the file says that its row ran must not be run.
+    typed: the current flags. Checks that the command in the file is not used.
     """
     evil = ("python", "-c", "import os; os.system('touch /tmp/owned')", "data_parallel_train.py")
 
@@ -144,13 +141,13 @@ def before_file(monkeypatch, tmp_path):
     return before_file
 
 
-def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file):
+def test_current_scripts_get_the_flags_of_an_earlier_comparison(before_file):
     then = {"lr": 0.25, "augment": False, "batch_size": [50], "data_root": "~/then"}
     row = before_file("--lr 0.5 --data-root /now --optimizer sgd", **then)
     interpreter, *rest = row.command
     assert "python" in interpreter and rest[0] == script("data_parallel_train.py") and "--no-augment" in rest
     values = {"--lr": "0.25", "--data-root": "/now", "--batch-size": "50", "--epochs": "3"}
-    values["--optimizer"] = "adam"  # which the file does not have: the default
+    values["--optimizer"] = "adam"  # not in the file: the default, not the current flag
     assert {name: flag(row, name) for name in values} == values
     assert row.planned.batch_size == 50 and (row.name, row.role, row.against) == ("single-before", BEFORE, "single")
 
@@ -169,19 +166,19 @@ def test_the_flags_of_an_earlier_comparison_go_to_the_scripts_of_now(before_file
         ({"cuda_graph": "yes"}, "cannot be typed"),
     ],
 )
-def test_settings_that_no_flag_takes_are_refused(settings, message, before_file):
+def test_invalid_settings_of_a_results_file_are_refused(settings, message, before_file):
     with pytest.raises(SuiteError, match=message):
         before_file(**settings)
 
 
-def test_a_network_of_ones_own_is_opened_if_it_is_typed_too(before_file, monkeypatch):
+def test_a_model_file_is_opened_if_it_is_also_typed(before_file, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     row = before_file("--model /home/me/net.py:build", model=["~/net.py:build"])
     assert flag(row, "--model") == "/home/me/net.py:build"
 
 
-def test_what_is_no_before_is_refused(planned, tmp_path):
-    blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]  # and would be typed as a flag
+def test_invalid_against_paths_are_refused(planned, tmp_path):
+    blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]  # would become a flag
     write_results(report_of((SINGLE, runs(seconds=STEADY)), probe={"blocks": blocks}), tmp_path)
     with pytest.raises(SuiteError, match="a block of its networks"):
         read_results(tmp_path / "results.json")
@@ -192,13 +189,12 @@ def test_what_is_no_before_is_refused(planned, tmp_path):
         planned(f"--methods single --against {tmp_path / 'results.json'}")
 
 
-def test_rows_stand_beside_themselves_before_and_all_intervals_hold_together():
-    rows = [(SINGLE, STEADY, SLOWER), (DDP, FAST, (1.01, 1.0, 1.0))]
-    pairs = [
-        [(row, runs(row.method, now)), (counterpart(row, BEFORE, BEFORE, row.command), runs(row.method, then))]
-        for row, now, then in rows
-    ]
-    report = report_of(*pairs[0], *pairs[1])
+def test_rows_are_compared_with_themselves_before_with_simultaneous_intervals():
+    rows = []
+    for row, now, then in ((SINGLE, STEADY, SLOWER), (DDP, FAST, (1.01, 1.0, 1.0))):
+        rows.append((row, runs(row.method, now)))
+        rows.append((counterpart(row, BEFORE, BEFORE, row.command), runs(row.method, then)))
+    report = report_of(*rows)
     analysis = analyse(report)
     first, second = analysis.pairs[BEFORE]
     assert first.ratio.words == "faster" != second.ratio.words and first.differences == ()
@@ -208,9 +204,9 @@ def test_rows_stand_beside_themselves_before_and_all_intervals_hold_together():
     assert f" {first.ratio} " in terminal_text(analysis)
 
 
-def test_what_differs_besides_the_code_is_named_and_other_work_is_not_compared(tmp_path):
+def test_other_differences_from_before_are_named_and_different_work_is_not_compared(tmp_path):
     other = {**runs()[0].config, "lr": 0.5}
-    analysis = analyse(beside(BEFORE, SLOWER, BEFORE, config=other))
+    analysis = analyse(with_counterpart(BEFORE, SLOWER, BEFORE, config=other))
     assert analysis.pairs[BEFORE][0].differences == ("lr 0.001 instead of 0.5",)
     half = [each_epoch(result, samples=500) for result in runs(seconds=SLOWER)]
     report = report_of((SINGLE, runs(seconds=STEADY)), (counterpart(SINGLE, BEFORE, BEFORE, SINGLE.command), half))

@@ -1,4 +1,4 @@
-"""The comparison's own flags: what they mean, and which say nothing beside others or about these rows."""
+"""The flags of compare_parallel.py: what they mean, and which are refused."""
 
 import re
 
@@ -19,7 +19,7 @@ from common.errors import USAGE, SuiteError
         ("--budget 1.5h", None, 5400),
     ],
 )
-def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags, repeats, budget, planned):
+def test_budget_is_the_default_and_accepts_units(flags, repeats, budget, planned):
     report = planned(f"--equal-within 2% {flags}")
     settings = report.settings
     assert (settings["repeats"], settings["budget"], settings["equal_within"]) == (repeats, budget, 0.02)
@@ -31,24 +31,24 @@ def test_a_budget_is_a_time_and_stands_where_there_is_no_number_of_repeats(flags
     [
         (2, "", "resident"),
         (0, "", "resident"),
-        (0, "--dataset cifar10 --nproc 8", "workers"),  # 10 GB, of 4
-        (2, "--dataset cifar10 --nproc 2", "resident"),  # a GPU's memory is one process's
+        (0, "--dataset cifar10 --nproc 8", "workers"),  # needs 10 of 4 GB
+        (2, "--dataset cifar10 --nproc 2", "resident"),  # each process has a GPU's memory
         (2, "--loader workers", "workers"),
         (2, "--num-workers 4", "workers"),
         (2, "--methods single:num-workers=2", "workers"),
         (0, "--recipe fast", "resident"),
     ],
 )
-def test_all_rows_have_one_loader_the_resident_one_where_it_fits_unless_workers_are_typed(gpus, flags, loader, planned):
+def test_all_rows_get_the_same_loader(gpus, flags, loader, planned):
     report = planned(flags if "--methods" in flags else f"--methods single ddp {flags}", gpus, memory=4e9)
     assert report.settings["loader"] == loader
-    typed = [] if "--recipe" in flags else [loader]  # which has it inside
+    typed = [] if "--recipe" in flags else [loader]  # the recipe sets it
     for row in report.plan:
         assert [row.command[place + 1] for place, flag in enumerate(row.command) if flag == "--loader"] == typed
 
 
 FINE = [  # (GPUs, flags)
-    (0, "--methods ddp"),  # one row, without a speed-up
+    (0, "--methods ddp"),  # a single row
     (0, "--methods single ddp --predict ddp=1.80"),
     (0, "--baseline ddp --predict fsdp=.5"),
     (2, "--fit-batch"),
@@ -59,7 +59,7 @@ FINE = [  # (GPUs, flags)
 
 
 @pytest.mark.parametrize("gpus, flags", FINE)
-def test_flags_that_go_together(gpus, flags, planned):
+def test_valid_combinations_of_flags(gpus, flags, planned):
     report = planned(flags, gpus)
     limit = "--memory-limit 2147483648"
     assert all((limit in " ".join(row.command)) == ("2GiB" in flags) for row in report.plan)
@@ -67,7 +67,7 @@ def test_flags_that_go_together(gpus, flags, planned):
 
 
 @pytest.mark.parametrize("flags, steps", [("", 1.0), ("--steps 50", 50), ("--steps 2s", 2.0), ("--steps 1m", 60.0)])
-def test_scripts_stand_alone_or_beside_methods(flags, steps, planned):
+def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
     report = planned(f"--script 'a=python a.py' 'python b.py' --script c=./c.sh {flags}")
     assert [row.label for row in report.plan] == ["a", "b", "c"] and report.only_scripts
     assert (report.settings["steps"], type(report.settings["steps"])) == (steps, type(steps))
@@ -75,7 +75,7 @@ def test_scripts_stand_alone_or_beside_methods(flags, steps, planned):
     assert [row.method for row in both.plan] == ["single", "script"]
 
 
-REFUSED = {  # (GPUs, flags) → what is said of them
+REFUSED = {  # (GPUs, flags) → error
     (0, "--methods dpp"): "did you mean",
     (0, "--methods ddp:wrokers=4"): "unknown name 'wrokers'",
     (0, "--methods ddp:num-workers=-1"): "from 0 to",
@@ -122,7 +122,7 @@ REFUSED = {  # (GPUs, flags) → what is said of them
 
 
 @pytest.mark.parametrize("gpus, flags", REFUSED)
-def test_flags_that_say_nothing_together_or_about_these_rows_are_refused(gpus, flags, planned):
+def test_invalid_flags_are_refused(gpus, flags, planned):
     with pytest.raises(SuiteError, match=re.escape(REFUSED[gpus, flags])) as refused:
         planned(flags, gpus)
     assert refused.value.exit_code == USAGE

@@ -1,4 +1,4 @@
-"""Which rows a comparison has, what each runs, and what is no comparison."""
+"""Which rows a comparison has, what each runs, and which comparisons are refused."""
 
 import pytest
 from msgspec import convert
@@ -17,7 +17,7 @@ from tests.reports import PROBE
 
 
 def rows_of(typed, gpus=0, **values):
-    """The rows of what stands behind --methods."""
+    """Return the rows of --methods with these words."""
     return plan(gpus, methods=[choice for text in typed.split() for choice in parse_method(text)], **values)
 
 
@@ -25,7 +25,7 @@ def refuse(rows, baseline="single", scaling="strong"):
     refuse_unequal(list(rows.values()), baseline, scaling)
 
 
-def test_a_cpu_gets_two_ranks_and_simulated_rows_only_where_nothing_real_stands_for_them():
+def test_default_rows_on_a_cpu():
     rows = plan()
     assert list(rows) == "single single-all-cores dp ddp fsdp pipeline accelerate".split()
     assert flag(rows["ddp"], "--spawn") == flag(rows["dp"], "--simulate-devices") == "2" and "gloo" in rows["ddp"].label
@@ -40,26 +40,29 @@ def test_all_rows_get_the_same_totals_and_threads_per_device():
         rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values() if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
-    assert flag(plan(8)["single"], "--num-workers") == "8"  # one for each rank
+    assert flag(plan(8)["single"], "--num-workers") == "8"  # one per rank
     assert [flag(plan(gpus)["single"], "--threads") for gpus in (8, 0)] == ["1", "4"]
     assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"
+    methods = [(name, {}) for name in ("single", "single-all-cores", "ddp")]
+    quota = make_plan(plan_arguments(methods=methods, nproc=[2]), Machine(gpus=0, cores=3.5), [])
+    assert [flag(row, "--threads") for row in quota] == ["1", "3", "1"]
 
 
-def test_one_process_with_all_cores_is_a_row_on_a_cpu_and_exempt_from_equal_threads():
+def test_the_row_with_all_cores_may_have_more_threads():
     rows = plan()
     whole = rows["single-all-cores"]
     assert whole.label == "one process, all cores" and "data_parallel_train.py" in whole.command[1]
     assert (flag(whole, "--threads"), flag(rows["single"], "--threads"), whole.skip) == ("8", "4", "")
     for baseline in ("single", "single-all-cores"):
         refuse(rows, baseline)
-    with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # the others are not
+    with pytest.raises(SuiteError, match="threads per device: “one device” has 4"):  # others must have equal threads
         refuse({**rows, "ddp": plan(threads_per_device=3)["ddp"]})
     assert "single-all-cores" not in plan(gpus=2)
     for planned in (plan(gpus=2, methods=ALL), plan(nproc=[1])):
         assert "which has all cores" in planned["single-all-cores"].skip
 
 
-def test_gpus_are_used_and_what_is_missing_is_a_reason_to_skip(monkeypatch):
+def test_rows_on_gpus_and_why_some_are_skipped(monkeypatch):
     rows = plan(gpus=2)
     assert flag(rows["dp"], "--use-parallel") == "2" and "NCCL" in rows["ddp"].label
     assert not any(row.skip or "simulated" in row.label for name, row in rows.items() if name != "accelerate")
@@ -73,7 +76,7 @@ def test_gpus_are_used_and_what_is_missing_is_a_reason_to_skip(monkeypatch):
     assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
 
 
-def test_the_rungs_of_the_ladder():
+def test_rows_of_the_ladder():
     names = "single single-all-cores ddp-1 ddp-no-sync ddp".split()
     assert [method for method, _ in parse_method("ladder")] == ladder() == names
     assert parse_method("ladder:num-workers=2")[4] == ("ddp", {"num_workers": 2})
@@ -85,29 +88,23 @@ def test_the_rungs_of_the_ladder():
     refuse(weak, scaling="weak")
 
 
-def test_several_values_make_one_row_each_where_the_method_has_them():
+def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     rows = plan(nproc=[1, 2], num_workers=[0, 2], model=list(MODELS[:2]), micro_batches=[2, 8], methods=ALL)
     of = {method: [row for row in rows.values() if row.method == method] for method in METHODS}
     assert [len(of[method]) for method in ("single", "ddp", "mp", "mp-micro")] == [4, 8, 4, 8]
     assert of["single"][0].values == {"model": "lenet", "num_workers": 0}
     assert rows["ddp-model=mlp-num_workers=2-nproc=1"].planned.per_device_batch_size == 64
     assert flag(rows["mp-micro-model=mlp-num_workers=2-micro_batches=8"], "--micro-batches") == "8"
-    assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ the most devices of any row
-    assert flag(rows_of("single", nproc=[2, 3])["single"], "--num-workers") == "6"  # divides by 2 and by 3
+    assert {flag(row, "--threads") for row in rows.values()} == {"4", "8"}  # 8 cores ÷ most devices of a row
+    assert flag(rows_of("single", nproc=[2, 3])["single"], "--num-workers") == "6"  # divisible by 2 and 3
     (row,) = rows_of("single", num_workers=[2, 2]).values()
-    assert row.values == {}  # the same twice is no sweep
+    assert row.values == {}  # equal values are no sweep
     single, small, large = rows_of("single ddp", bucket_mb=[0.5, 25.0]).values()
     assert [flag(row, "--bucket-mb") for row in (small, large)] == ["0.5", "25"] and "--bucket-mb" not in single.command
-    assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # what torch takes by itself
+    assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
 
 
-def test_one_process_gets_whole_cores_of_a_quota():
-    methods = [(name, {}) for name in ("single", "single-all-cores", "ddp")]
-    rows = make_plan(plan_arguments(methods=methods, nproc=[2]), Machine(gpus=0, cores=3.5), [])
-    assert [flag(row, "--threads") for row in rows] == ["1", "3", "1"]
-
-
-def test_every_stage_of_a_pipeline_sees_the_whole_batch():
+def test_every_pipeline_stage_sees_the_whole_batch():
     for scaling in ("strong", "weak"):
         values = {"nproc": [3], "batch_size": [65], "num_workers": [1], "micro_batches": [6], "scaling": scaling}
         rows = rows_of("single pipeline-1 pipeline", **values)
@@ -128,7 +125,7 @@ def test_every_stage_of_a_pipeline_sees_the_whole_batch():
         ("ladder", {"num_workers": [1, 2]}, {"ddp-num_workers=1": "must divide", "no-sync-num_workers=1": "must"}),
     ],
 )
-def test_combinations_that_do_not_go_together_are_skipped_unless_none_is_left(typed, values, skipped):
+def test_invalid_combinations_are_skipped(typed, values, skipped):
     for name, row in rows_of(typed, **values).items():
         words = next((words for end, words in skipped.items() if name.endswith(end)), "")
         assert words in row.skip and bool(row.skip) == bool(words), name
@@ -140,15 +137,19 @@ def test_combinations_that_do_not_go_together_are_skipped_unless_none_is_left(ty
         ("single", {"nproc": [3, 5, 7]}, "105 would be the fewest"),
         ("ladder", {"num_workers": [1, 3]}, "--num-workers is a total and must divide.*found 1 for 2"),
         ("single", {"model": ["a/net.py:build", "b/net.py:build"]}, "two models have one name"),
-        ("single", {"model": ["my net.py:build", "my-net.py:build"]}, "two models have one name"),  # of their files
+        (
+            "single",
+            {"model": ["my net.py:build", "my-net.py:build"]},
+            "two models have one name",
+        ),  # their file names collide
     ],
 )
-def test_what_is_no_plan_is_refused(typed, values, message):
+def test_invalid_plans_are_refused(typed, values, message):
     with pytest.raises(SuiteError, match=message):
         rows_of(typed, **values)
 
 
-def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
+def test_a_network_with_fewer_blocks_than_stages_is_skipped():
     arguments = plan_arguments(methods=[("mp", {}), ("pipeline-1", {}), ("pipeline", {})], nproc=[2, 3])
     plans = [make_plan(arguments, Machine(0, 8), [], {"lenet": blocks}) for blocks in (1, 2, 3)]
     one, two, three = ([row.skip for row in rows] for rows in plans)
@@ -157,7 +158,7 @@ def test_a_network_with_fewer_blocks_than_stages_is_a_reason_to_skip():
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
 
 
-def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
+def test_networks_are_cut_by_the_measured_block_times():
     times = {"conv1": 1.0, "conv2": 1.0, "full1": 1.0, "head": 4.0}
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in times.items()]
     probe = convert({**PROBE, "blocks": blocks}, Probe)
@@ -165,11 +166,11 @@ def test_all_runs_that_cut_a_network_cut_it_where_the_probe_says():
     assert [row.stages for row in rows.values()] == [1, 2, 2, 3, 5]
     single, mp, two, three, five = (with_cut(row, probe).command[len(row.command) :] for row in rows.values())
     assert mp == two == ("--split-at", "head") and three == ("--split-at", "conv2", "head")
-    assert single == five == ()  # the latter cannot be
+    assert single == five == ()  # four blocks cannot make five stages
     assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], convert(PROBE, Probe))
 
 
-def test_every_row_is_compared_with_the_baseline_of_the_same_values():
+def test_baseline_has_the_same_swept_values():
     rows = rows_of("ddp single", num_workers=[0, 2], nproc=[1, 2])
     every = list(rows.values())
     for name, baseline, expected in (
@@ -180,11 +181,11 @@ def test_every_row_is_compared_with_the_baseline_of_the_same_values():
         assert baseline_of(rows[name], every, baseline).name == expected
     assert baseline_of(every[0], every, "mp") is None
     rows = rows_of("single:num-workers=4 single ddp")
-    assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one that is planned equal
+    assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one with equal settings
 
 
 @pytest.mark.parametrize("own", ["precision=bf16", "cuda-graph", "num-workers=4"])
-def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_the_plain_one(own):
+def test_a_variant_of_the_baseline_is_compared_with_the_plain_baseline(own):
     rows = rows_of(f"single single:{own}", num_workers=[0])
     plain, other = rows.values()
     assert all(baseline_of(row, [other, plain], "single") is plain for row in (plain, other))
@@ -192,18 +193,18 @@ def test_a_row_of_the_baselines_method_with_a_value_of_its_own_is_compared_with_
         refuse(rows)
 
 
-def test_a_value_for_one_method_alone_is_refused_with_both_values():
+def test_unequal_settings_are_refused_with_both_values():
     rows = rows_of("single ddp:num-workers=4", num_workers=[0])
     ddp = list(rows.values())[1]
     assert flag(ddp, "--num-workers") == "4" and ddp.label == "DDP ×2, gloo, num workers 4"
     both = "workers: “one device” has 0, “DDP ×2, gloo, num workers 4” 4; .*--allow-un"
-    for baseline in ("single", "mp"):  # no baseline: the first row stands in
+    for baseline in ("single", "mp"):  # without a row of the baseline, the first row replaces it
         with pytest.raises(SuiteError, match=both):
             refuse(rows, baseline)
     refuse(plan(methods=ALL, num_workers=[0, 2]))
 
 
-def test_names_of_rows_and_their_order():
+def test_row_names_and_shuffled_order():
     rows = rows_of("single", model=["/home/ada/net.py:build", "lenet"])
     assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
     names = list("abcdef")
@@ -214,7 +215,7 @@ def test_names_of_rows_and_their_order():
     assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
 
 
-def test_one_script_gets_rows_with_what_may_make_it_faster():
+def test_variants_of_a_single_script():
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python train.py")], machine)

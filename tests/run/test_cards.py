@@ -1,4 +1,4 @@
-"""What GPUs do while a run trains, on a pretended NVML whose cards obey the test."""
+"""Monitoring of GPUs, on a fake NVML."""
 
 import json
 import os
@@ -37,8 +37,10 @@ class NVMLError(Exception):
 
 @pytest.fixture
 def nvml(monkeypatch):
-    """A driver with three cards, each of which takes 100 W more than the one before; .programs: who computes there;
-    .memory: how much of each card who has."""
+    """A driver with three cards of 100, 200 and 300 W. programs: by PID, the share of the time in which it computes.
+
+    memory: by PID, its bytes on each card.
+    """
 
     def programs(card, since):
         if not driver.programs:
@@ -69,7 +71,7 @@ def nvml(monkeypatch):
 
 
 def on_gpus(*epochs, uuids=UUIDS[:1]):
-    """The result of a run on cards with these UUIDs; epochs: (start, seconds), of which the first does not count."""
+    """Return the result of a run on these cards. epochs: (start, seconds); the first does not count."""
     devices = tuple(f"cuda:{number} (Pretended)" for number, _ in enumerate(uuids))
     result = make_result(seconds=[seconds for _, seconds in epochs], devices=devices, gpu_uuids=uuids)
     starts = zip(result.epochs, epochs, strict=True)
@@ -77,7 +79,7 @@ def on_gpus(*epochs, uuids=UUIDS[:1]):
 
 
 def watched():
-    """What a watch has seen of a card while a run trained, in a few looks."""
+    """Return what a watch has sampled of a card while a run trained."""
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
         while watch._cards and len(watch._samples[UUIDS[0]]) < 4:
@@ -87,11 +89,11 @@ def watched():
     return use
 
 
-def test_a_card_in_the_timed_epochs(nvml):
+def test_measurements_cover_the_timed_epochs_only(nvml):
     watch, start = CardWatch(), time.monotonic()
     with watch.watching():
         time.sleep(0.5)
-    time.sleep(0.2)  # the rows' turns between, which are not looked at
+    time.sleep(0.2)  # another row's turn
     with watch.watching():
         time.sleep(0.5)
     result = on_gpus((start - 9, 9.0), (start + 0.1, 0.3), (start + 0.8, 0.3), uuids=("GPU-c", "GPU-a"))
@@ -100,17 +102,16 @@ def test_a_card_in_the_timed_epochs(nvml):
     assert first == CardUse("cuda:0", 0.75, None, watts, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
     assert (second.device, second.watts) == ("cuda:1", pytest.approx(100, rel=1e-2))  # PyTorch's numbers are not NVML's
     old = each_epoch(replace(result, gpu_uuids=UUIDS[:1]), start=None)
-    for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # nobody looked, or when is not known
+    for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # no samples, or no start of an epoch
         assert watch.uses(unseen) == (CardUse("cuda:0"),)
     assert watch.uses(make_result()) == ()
 
 
-def test_energy_is_known_of_epochs_that_are_long_enough_for_the_counter(nvml, monkeypatch):
-    """What follows from it is too: the driver's own power is a mean over a second, of other rows as well."""
+def test_energy_needs_epochs_longer_than_the_counters_interval(nvml, monkeypatch):
     watch, start = CardWatch(), time.monotonic()
     watch._samples["GPU-a"] = [
         {**dict.fromkeys(cards.QUESTIONS, None), "programs": frozenset(), "seconds": start + at, "joules": joules}
-        for at, joules in ((0, 0.0), (4, 400.0), (6, 400.0), (10, 2800.0))  # 100 W, then the others' turn, then 600 W
+        for at, joules in ((0, 0.0), (4, 400.0), (6, 400.0), (10, 2800.0))  # 100 W, then another row's turn, then 600 W
     ]
     monkeypatch.setattr(cards, "SHORTEST", 2.0)
     for epochs, joules, watts in (
@@ -121,17 +122,16 @@ def test_energy_is_known_of_epochs_that_are_long_enough_for_the_counter(nvml, mo
         assert (use.joules, use.watts) == (joules and pytest.approx(joules), watts and pytest.approx(watts))
 
 
-def test_memory_is_that_of_a_runs_own_processes(nvml, tmp_path):
-    """Rows that wait for their turns have memory too. It is looked at when a turn ends."""
+def test_memory_counts_only_the_runs_own_processes(nvml, tmp_path):
     held = 3 * 2**30
     watch, result = CardWatch(), on_gpus((0.0, 1.0), (0.0, 1.0))
-    for memory in ({7: held, 8: 5}, {7: held // 2}, {8: 5}, {7: None}):  # who has ended, and who does not tell
+    for memory in ({7: held, 8: 5}, {7: held // 2}, {8: 5}, {7: None}):  # some have ended, one is not reported
         nvml.memory = memory
         with watch.watching(lambda: [7, 9]):
             pass
         assert watch.uses(result)[0].memory_bytes == held
     unknown = CardWatch()
-    with unknown.watching(lambda: [1000]):  # the driver's numbers may not be this container's
+    with unknown.watching(lambda: [1000]):  # as in a container, whose PIDs the driver does not know
         pass
     assert unknown.uses(result)[0].memory_bytes is None
     row = configuration(command=(sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '100'])"))
@@ -141,7 +141,7 @@ def test_memory_is_that_of_a_runs_own_processes(nvml, tmp_path):
         wait_until(lambda: len(run._processes()) == 2)
 
 
-def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
+def test_unsupported_queries_give_none(nvml, monkeypatch):
     def refuse(*_):
         raise NVMLError
 
@@ -154,19 +154,19 @@ def test_what_a_card_does_not_tell_is_not_known(nvml, monkeypatch):
 
 
 @pytest.mark.parametrize("reasons, held_down", [(0x01, 0), (0x02, 0), (0x04, 1), (0x20, 1), (0x41, 1), (0x100, 0)])
-def test_clocks_are_held_down_by_heat_or_power_and_not_by_idleness_or_on_purpose(reasons, held_down, nvml):
+def test_clocks_are_held_down_by_heat_or_power_only(reasons, held_down, nvml):
     nvml.reasons = reasons
     assert watched().held_down == held_down
 
 
-def test_who_else_computes(nvml):
+def test_other_programs_on_a_gpu(nvml):
     with subprocess.Popen(["sleep", "60"]) as child:
         own, other = child.pid, os.getppid()
         for programs, foreign in (
             ({own: 50}, 0),
             ({own: 50, other: 30}, 1),
-            ({own: 50, other: 0}, 0),  # it is there, and does nothing
-            ({other: 30}, None),  # the driver's numbers may not be this container's
+            ({own: 50, other: 0}, 0),  # idle
+            ({other: 30}, None),  # as in a container, whose PIDs the driver does not know
             ({}, None),
         ):
             nvml.programs = programs
@@ -174,7 +174,7 @@ def test_who_else_computes(nvml):
         child.kill()
 
 
-def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
+def test_a_run_of_a_comparison_is_monitored(nvml, tmp_path):
     result = asdict(on_gpus((None, 0.1), (None, 0.1)))
     write = (
         "import json, sys, time; start = time.monotonic() + 0.2; time.sleep(0.8); result = json.loads(sys.argv[1])"
@@ -184,20 +184,20 @@ def test_a_run_of_a_comparison_is_watched(nvml, tmp_path):
     row = configuration(command=(sys.executable, "-c", write, json.dumps(result)))
     outcome = run_once(row, 1, 42, tmp_path)
     (use,) = outcome.cards
-    # 100 W in an epoch of 0.1 s, give or take a busy machine; the whole run would be above 80 J
+    # 100 W for 0.1 s, within what a busy machine adds; the whole run would be above 80 J
     assert use.joules == pytest.approx(10, rel=0.5)
     write_results(replace(report_of((row, [outcome.result])), outcomes=(outcome,)), tmp_path)
     assert read_results(tmp_path / "results.json").outcomes[0].cards == (use,)
 
 
 def with_cards(*uses, **rows):
-    """A comparison of two rows, three runs of 1000 images each, beside which these cards were watched."""
+    """Return a comparison of two rows, three runs of 1000 images each, with this use of GPUs."""
     fine = {"gpu_uuids": UUIDS[: len(uses)], "count": max(1, len(uses)), "reserved_memory_bytes": (2**28,) * len(uses)}
     ddp = configuration("ddp"), runs("ddp", (1.5, 1.51, 1.49), **fine)
     return each_outcome(report_of((configuration("single"), runs(**fine)), ddp, **rows), cards=uses)
 
 
-def test_what_the_cards_did_is_in_the_report(tmp_path):
+def test_the_report_shows_the_gpus(tmp_path):
     report = with_cards(USE, replace(USE, device="cuda:1", joules=300.0, watts=None))
     analysis = analyse(report)
     cells = [cell.strip() for cell in card_table(analysis, "github").splitlines()[3].split("|")]
@@ -209,36 +209,33 @@ def test_what_the_cards_did_is_in_the_report(tmp_path):
     assert ",1.25," in (tmp_path / "results.csv").read_text()
 
 
-def test_how_fast_the_gpus_exchange_gradients_is_in_the_report_even_without_nvml(tmp_path):
+def test_the_report_shows_the_bus_bandwidth_without_nvml(tmp_path):
     links = [
         {"model": "vgg", "gradient_bytes": 1_157_000, "link_gbps": 123.4},
         {"model": "lenet", "gradient_bytes": 4_000, "link_gbps": None},
     ]
     report = report_of((configuration("single"), runs()), probe={"models": links})
-    for gpus, told in (
-        (0, "GPUs while they trained"),
-        (8, "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gb"),
-    ):
-        environment = {**report.environment, "gpus": ["H200"] * gpus}
-        text = markdown_of(analyse(replace(report, environment=environment)), tmp_path)
-        assert text.count("bus bandwidth") == text.count(told) == gpus // 8
+    assert "GPUs while they trained" not in markdown_of(analyse(report), tmp_path) and bandwidths(report) == []
+    on_gpus = replace(report, environment={**report.environment, "gpus": ["H200"] * 8})
+    text = markdown_of(analyse(on_gpus), tmp_path)
+    assert text.count("bus bandwidth") == 1 and "of vgg between all 8 GPUs has a bus bandwidth of 123.4 Gb" in text
     assert bandwidths(replace(report, probe=None)) == []
 
 
-def test_energy_that_is_not_whole_is_none(tmp_path):
+def test_energy_needs_all_gpus_of_a_row(tmp_path):
     report = with_cards(USE, replace(USE, joules=None))
     assert measure(report).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
     assert card_table(analyse(with_cards()), "simple") == ""
 
 
-def test_a_card_that_is_held_down_is_warned_of():
+def test_lowered_clocks_are_reported():
     (words,) = map(tell, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
     assert "lowered a GPU's clock for 40% of the time" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 
 
-def test_another_programs_work_on_a_gpu_disturbs_as_that_on_the_cores_does():
+def test_other_programs_on_a_gpu_disturb_a_row():
     report = with_cards(replace(USE, foreign=0.3), repeats=None, budget=60.0)
     assert set(report.disturbed_blocks) == {1, 2, 3} and report.rows[1].disturbed
     text = " ".join(terminal_text(analyse(report), verbose=True).split())

@@ -26,7 +26,7 @@ from tests.reports import configuration, make_result, markdown_of, report_of, ru
 # ---- how long it takes
 
 
-def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
+def test_estimate_of_the_time_left():
     row, other = configuration(), configuration("ddp")
     report = report_of((row, []), probe={"steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}, epochs=2)
     for steps, images in ((None, 1000), (1, 100)):  # 2 s of start-up, 2 epochs with 200/3 images more, at 0.5 ms
@@ -52,7 +52,7 @@ def test_the_estimate_starts_from_a_step_and_learns_from_every_run():
         ({"epochs": 200, "fit_batch": True}, 3, False),
     ],
 )
-def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(settings, test_images, named):
+def test_a_long_comparison_suggests_a_shorter_command(settings, test_images, named):
     step = {"model": "lenet", "batch": 100, "milliseconds": 60.0}
     probe = {"train_images": 60_000, "test_images": test_images, "steps": [step]}
     rows = [(configuration(name), runs()) for name in ("single", "ddp", "fsdp")]
@@ -62,7 +62,7 @@ def test_a_comparison_of_more_than_half_an_hour_names_a_shorter_one(settings, te
     assert how_long(report)[1:] == ([told] if named else [])
 
 
-def test_a_guess_stands_beside_what_was_measured(tmp_path):
+def test_predictions_are_shown_with_the_result(tmp_path):
     rows = [
         (configuration(), runs()),
         (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97), count=2)),
@@ -100,7 +100,7 @@ OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
         (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
     ],
 )
-def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_path):
+def test_a_run_without_a_result_fails_with_the_cause(code, reason, tmp_path):
     write_result(make_result(), tmp_path / "single-1.json")  # an earlier comparison's, not this one's
     outcome = run_once(child(code), 1, 42, tmp_path, timeout=60)
     assert outcome.status == "failed" and reason in outcome.reason and outcome.result is None
@@ -114,7 +114,7 @@ def test_a_child_without_a_result_gets_its_row_with_the_cause(code, reason, tmp_
         ({"status": "diverged", "reason": "the loss was nan"}, ("diverged", "the loss was nan")),
     ],
 )
-def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(values, expected, tmp_path):
+def test_a_run_that_fails_after_writing_its_result_is_not_ok(values, expected, tmp_path):
     write_result(make_result(**values), tmp_path / "made.json")
     made, file = str(tmp_path / "made.json"), str(tmp_path / "runs" / "single-1.json")
     code = f"import shutil, sys; shutil.copy({made!r}, {file!r}); sys.exit(1)"
@@ -123,7 +123,7 @@ def test_a_result_of_a_child_that_failed_afterwards_is_not_ok(values, expected, 
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["its process group", "what left that"])
-def test_nothing_that_a_child_started_outlives_it(session, tmp_path):
+def test_descendants_do_not_outlive_a_child(session, tmp_path):
     code = f"import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session={session}).pid)"
     assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
     pid = int((tmp_path / "log").read_text())
@@ -143,7 +143,7 @@ def compare(project, data_root):
 
 
 @pytest.mark.slow
-def test_dry_run_prints_commands_that_work_when_pasted(compare, tmp_path):
+def test_dry_run_prints_commands_that_can_be_pasted(compare, tmp_path):
     flags = "--dry-run --methods single ddp --train-size 96 --epochs 1 --output-dir"
     done = compare(flags, tmp_path / "out dir")
     assert done.returncode == 0, done.stderr
@@ -194,7 +194,7 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     assert capsys.readouterr().out.partition("Causes, figures")[0] in done.stdout.partition("Causes, figures")[0]
 
 
-def test_a_file_that_is_not_there_is_one_line_with_its_exit_code(project, tmp_path):
+def test_a_missing_file_is_a_one_line_error(project, tmp_path):
     done = project("compare_parallel.py", "--from", "no.json", "--output-dir", tmp_path / "out", tiny=False)
     assert done.returncode == 4 and done.stderr.startswith("error: cannot read no.json; ")
     assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
@@ -210,14 +210,14 @@ def test_a_file_that_is_not_there_is_one_line_with_its_exit_code(project, tmp_pa
         (False, 300.0, "ddp", False),
     ],
 )
-def test_the_maths_is_checked_where_that_takes_little_of_the_time(asked, budget, method, checked):
+def test_when_the_maths_is_checked(asked, budget, method, checked):
     probe = {"startup_seconds": 4.0, "steps": [{"model": "lenet", "batch": 100, "milliseconds": 10.0}]}
     row = configuration(method, per_device_batch_size=100 if method == "single" else 50)
     report = report_of((configuration(), []), (row, []), probe=probe, check_maths=asked, budget=budget)
     assert checks_maths(report) is checked
 
 
-def test_workers_that_starve_a_gpu_are_named():
+def test_warning_of_workers_that_starve_a_gpu():
     def said(speed, **planned):
         probe = {
             "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}],  # 2,000 images/s

@@ -56,7 +56,7 @@ def trial(name, batch, most=10**9, images=ENOUGH):
         ({"images": 100}, 1, [128], 128),
     ],
 )
-def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devices, batches, largest):
+def test_the_batch_is_doubled_until_memory_or_data_run_out(machine, devices, batches, largest):
     trials, tested = [], row(devices=devices)
     while batch := next_batch(tested, trials):
         trials.append(trial(tested.name, batch, **machine))
@@ -78,7 +78,7 @@ def test_the_batch_is_doubled_until_memory_or_data_do_not_suffice(machine, devic
         ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
     ],
 )
-def test_a_trial_that_fails_otherwise_ends_the_search(own, following, largest):
+def test_how_the_search_continues_after_a_failed_trial(own, following, largest):
     trials = [
         replace(trial("single", batch, most=batch if status in ("ok", "diverged") else 0), status=status)
         for status, batch in own
@@ -87,7 +87,7 @@ def test_a_trial_that_fails_otherwise_ends_the_search(own, following, largest):
     assert with_largest([row()], trials)[0].planned.batch_size == largest
 
 
-def test_every_row_has_its_own_batch_and_a_counterpart_that_of_its_row():
+def test_a_counterpart_has_the_batch_of_its_row():
     plan = [row(), row("ddp", devices=2), counterpart(row(), TWIN, "again", row().command), row("mp")]
     trials = [trial("single", 128), trial("single", 256), trial("ddp", 128, most=1), trial("ddp", 64)]
     assert [fitted.planned.batch_size for fitted in with_largest(plan, trials)] == [256, 64, 256, 128]
@@ -95,7 +95,7 @@ def test_every_row_has_its_own_batch_and_a_counterpart_that_of_its_row():
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(fits, tmp_path, monkeypatch):
+def test_a_trial_runs_a_few_steps_of_the_rows_command(fits, tmp_path, monkeypatch):
     result = make_result(seconds=(1.0,), peak_memory_bytes=(5 * MIB, 7 * MIB), devices=("cpu", "cpu"))
     expected = Trial("ddp", 256, "ok", "", 1000, 7 * MIB) if fits else Trial("ddp", 256, OUT_OF_MEMORY, "why")
     calls = []
@@ -115,7 +115,7 @@ def test_a_batch_is_tried_for_a_few_steps_of_the_rows_own_script(fits, tmp_path,
     assert others == [256, 42, tmp_path, 9.0]
 
 
-def test_rows_take_turns_if_there_is_room_for_their_largest_batches():
+def test_turns_need_room_for_the_largest_batches():
     trials = [trial("single", 128), trial("single", 256), trial("ddp", 512, most=0)]
     cpu, gpu = MemoryUse("cpu", 100 * MIB, 200 * MIB), MemoryUse("cuda", 100 * MIB, 2300 * MIB)
     probe = replace(report_of((row(), runs())).probe, memory=(cpu,))
@@ -168,7 +168,7 @@ def compared(monkeypatch, tmp_path):
 TRIED = [("single-fit", 128), ("single-fit", 256), ("ddp-fit", 128), ("ddp-fit", 256), ("ddp-fit", 512)]
 
 
-def test_rows_run_with_the_largest_batch_and_an_interrupted_search_goes_on(compared, tmp_path, capsys):
+def test_an_interrupted_search_for_the_largest_batch_continues(compared, tmp_path, capsys):
     run, ended = compared
     report = run()
     assert [each[:2] for each in ended[:5]] == TRIED
@@ -184,7 +184,7 @@ def test_rows_run_with_the_largest_batch_and_an_interrupted_search_goes_on(compa
     assert run(resume=True) == report and not ended
 
 
-def test_a_row_that_fails_in_a_run_begins_again_with_the_others_and_half_the_batch(compared, tmp_path):
+def test_all_rows_start_again_if_a_fitted_batch_runs_out_of_memory(compared, tmp_path):
     run, ended = compared
     report = run(too_large=[("ddp", 2, 256)])
     assert [each[:2] for each in ended if each[0].endswith("-fit")] == TRIED  # what is known to fit is not tried again
@@ -193,7 +193,7 @@ def test_a_row_that_fails_in_a_run_begins_again_with_the_others_and_half_the_bat
     assert read_results(tmp_path / "results.json") == report
 
 
-def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, tmp_path):
+def test_report_of_rows_with_their_largest_batches(compared, tmp_path):
     run, _ = compared
     report = run()
     analysis = analyse(report)
@@ -211,7 +211,7 @@ def test_what_is_shown_and_claimed_of_rows_with_batches_of_their_own(compared, t
     assert target.decisions[0].kind == "use" and target.decisions[0].best.label == "DDP"
 
 
-def test_rows_that_differ_without_being_asked_are_still_refused(compared):
+def test_other_unequal_settings_are_still_refused(compared):
     run, _ = compared
     report = run()
     plain = replace(report, settings={**report.settings, "fit_batch": False})
@@ -235,7 +235,7 @@ def build(shape, classes):
 
 
 @pytest.mark.slow
-def test_rows_on_a_cpu_get_what_fits(project, train, data_root, tmp_path):
+def test_largest_batches_on_a_cpu(project, train, data_root, tmp_path):
     (tmp_path / "wide.py").write_text(WIDE)
     small = "--dataset synthetic-mnist --train-size 8192 --loader resident --no-augment --model"
     small = (*small.split(), f"{tmp_path}/wide.py:build", "--data-root", data_root)

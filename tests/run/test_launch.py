@@ -33,7 +33,7 @@ def child(code, tmp_path, name="log"):
 
 
 @pytest.mark.parametrize("make", [lambda log: log.symlink_to("precious"), os.mkfifo], ids=["a link", "a FIFO"])
-def test_a_log_takes_the_place_of_what_is_no_file(make, tmp_path):
+def test_a_log_replaces_links_and_fifos(make, tmp_path):
     (tmp_path / "precious").write_text("mine")
     make(tmp_path / "log")
     reader = threading.Timer(20, lambda: os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK))
@@ -44,14 +44,14 @@ def test_a_log_takes_the_place_of_what_is_no_file(make, tmp_path):
     assert not (tmp_path / "log").is_symlink()
 
 
-def test_a_log_that_cannot_be_written_is_named(tmp_path):
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "log").mkdir()
     with pytest.raises(SuiteError, match=f"cannot write {tmp_path / 'log'}; "):
         run_child(PRINTS, tmp_path / "log")
 
 
 @pytest.mark.parametrize("gone", ["file.with_suffix('.log').unlink()", "shutil.rmtree(file.parent)", "pass"])
-def test_what_vanishes_costs_no_result(gone, tmp_path, capsys):
+def test_deleted_files_do_not_lose_the_result(gone, tmp_path, capsys):
     write_result(make_result(), tmp_path / "made.json")
     copy = (
         "import shutil, sys; sys.path.insert(0, '.'); from pathlib import Path; "
@@ -64,7 +64,7 @@ def test_what_vanishes_costs_no_result(gone, tmp_path, capsys):
     assert (str(tmp_path / "runs" / "single-1.log") in capsys.readouterr().err) == (gone != "pass")
 
 
-def test_a_failure_without_a_log_says_both(tmp_path):
+def test_a_failure_without_a_log_has_an_exit_code(tmp_path):
     code = f"import pathlib, sys; pathlib.Path({str(tmp_path / 'single-1.log')!r}).unlink(); sys.exit(3)"
     outcome = run_once(fixtures.child(code), 1, 42, tmp_path)
     assert outcome.status == "failed" and "exit code 3" in outcome.reason and "log is gone" in outcome.reason
@@ -73,14 +73,14 @@ def test_a_failure_without_a_log_says_both(tmp_path):
 # ---- its end
 
 
-def test_a_child_that_was_stopped_goes_on_to_end_in_good_order(tmp_path):
+def test_a_stopped_child_can_still_handle_sigterm(tmp_path):
     process, stack = child("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))", tmp_path)
     process.send_signal(signal.SIGSTOP)
     stack.close()
     assert process.returncode == 7
 
 
-def test_children_that_do_not_end_share_the_time_that_they_get(tmp_path, monkeypatch):
+def test_children_that_ignore_sigterm_share_the_grace_period(tmp_path, monkeypatch):
     assert GRACE < 8
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     pairs = [child(ignores, tmp_path, name) for name in ("one", "two")]

@@ -29,7 +29,7 @@ NO_ROOM = [OUT_OF_MEMORY] * 3
 # ---- recognised
 
 
-def test_what_the_allocators_of_cpus_and_gpus_say_is_recognised():
+def test_allocator_errors_of_cpus_and_gpus_are_recognised():
     with pytest.raises(RuntimeError) as on_cpu:
         torch.empty(2**50)
     with pytest.raises(MemoryError) as in_python:
@@ -62,7 +62,7 @@ def python(row, code):
         ("a loader worker died; RuntimeError: out of memory; free some", False),
     ],
 )
-def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
+def test_which_error_lines_report_a_lack_of_memory(line, memory, tmp_path):
     outcome = run_once(python(DDP[0], f"sys.exit({f'error: {line}'!r})"), 1, 42, tmp_path)
     assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
     assert outcome.reason == (
@@ -80,7 +80,7 @@ def test_only_a_line_that_is_about_memory_counts(line, memory, tmp_path):
         ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
     ],
 )
-def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, status, tmp_path, monkeypatch):
+def test_processes_killed_by_the_kernel_are_out_of_memory(code, kills, status, tmp_path, monkeypatch):
     counts = iter(kills)
     monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
     outcome = run_once(python(SINGLE[0], code), 1, 42, tmp_path)
@@ -88,7 +88,7 @@ def test_what_the_kernel_kills_for_its_memory_is_out_of_memory(code, kills, stat
     assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
 
 
-def test_the_kernel_counts_what_it_kills(tmp_path, monkeypatch):
+def test_reading_the_kernels_count_of_oom_kills(tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "Path", lambda _: tmp_path / "vmstat")
     assert turns.oom_kills() == 0
     for text, kills in (("nr_free_pages 5\noom_kill 12\nx 1\n", 12), ("nr_free_pages 5\n", 0)):
@@ -99,7 +99,7 @@ def test_the_kernel_counts_what_it_kills(tmp_path, monkeypatch):
 # ---- shown
 
 
-def test_a_row_without_room_is_shown_with_its_batch_and_fails_nothing(tmp_path):
+def test_out_of_memory_is_shown_with_the_batch_and_is_no_failure(tmp_path):
     report = report_of(SINGLE, (DDP[0], NO_ROOM))
     words = "3 of 3 runs out of memory at a batch of 4,096, 2,048 per device"
     assert not report.failed and main_table(analyse(report), "simple").splitlines()[3].endswith(words)
@@ -125,7 +125,7 @@ def test_which_comparisons_fail(rows, failed):
     assert report.failed == failed and terminal_text(analyse(report))
 
 
-def test_a_resumed_comparison_keeps_what_had_no_room_and_every_end_is_told(tmp_path):
+def test_resume_keeps_runs_that_were_out_of_memory(tmp_path):
     report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
     assert analyse(report).rows[1].result.startswith("1 of 3 runs out of memory, 1 of 3 runs failed at a batch")
     write_results(report, tmp_path)
@@ -137,7 +137,7 @@ def test_a_resumed_comparison_keeps_what_had_no_room_and_every_end_is_told(tmp_p
 
 
 @pytest.mark.parametrize("alone", ["ok", OUT_OF_MEMORY])
-def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, monkeypatch):
+def test_a_row_out_of_memory_in_turns_runs_again_alone(alone, tmp_path, monkeypatch):
     report = replace(report_of(SINGLE, DDP), in_turns=True)
     single, ddp = report.outcomes[0], report.outcomes[3]
     events = []
@@ -162,7 +162,7 @@ def test_a_row_that_lacked_what_others_held_runs_again_alone(alone, tmp_path, mo
         assert second.result is None
 
 
-def test_weights_that_memory_did_not_suffice_to_check_are_no_failure(tmp_path, monkeypatch):
+def test_an_equivalence_check_out_of_memory_is_no_failure(tmp_path, monkeypatch):
     line = "out of memory; RuntimeError: can't allocate memory; try less"
 
     def run_child(command, log, *_):

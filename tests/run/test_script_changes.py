@@ -65,7 +65,7 @@ PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "
         ("bf16", {"channels last": [True, True], "autocast": True}),
     ],
 )
-def test_a_row_is_otherwise_in_what_it_says_alone(kind, otherwise, tmp_path, monkeypatch):
+def test_a_variant_changes_only_what_it_says(kind, otherwise, tmp_path, monkeypatch):
     (told,), result = told_by(kind, tmp_path, monkeypatch)
     assert {name: told[name] for name in PLAIN} == PLAIN | otherwise
     assert result.workers_per_process == told["workers"]

@@ -1,4 +1,4 @@
-"""One comparison from plan to last run, with runs that are made up: what is said, and what is on disk when."""
+"""A comparison from plan to last run, with made-up runs: what it prints, and when its files are written."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ ROOM = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
 
 @pytest.fixture
 def answers(monkeypatch):
-    """answers(memory=[…]): let the probe say that, whenever it is asked; the list of the flags with which it was."""
+    """answers(memory=[…]): fake the probe's answer. Return the list of the flags of all its calls."""
 
     def answers(**values):
         asked = []
@@ -44,10 +44,10 @@ def answers(monkeypatch):
 
 
 @pytest.fixture
-def planned(monkeypatch, tmp_path, answers):
-    """run(stop=3): run a comparison of two rows and two blocks whose runs are made up, to the third; and their calls.
+def made_up(monkeypatch, tmp_path, answers):
+    """run(stop=3), calls: compare two rows in two blocks, interrupted at the third run; the calls of all runs.
 
-    The rows take turns if the probe says that there is room; then the last of a block is the first to end.
+    If the probe allows turns, the runs of a block end in reverse order.
     """
     rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
     made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
@@ -84,36 +84,35 @@ def planned(monkeypatch, tmp_path, answers):
     return run, calls
 
 
-def test_whole_runs_follow_the_order_and_each_is_on_disk_before_the_next(planned, tmp_path, capsys):
-    run, calls = planned
+def test_every_run_is_on_disk_before_the_next(made_up, tmp_path, capsys):
+    run, calls = made_up
     report = run()
     assert calls == [("ddp", 1, 42, 0), ("single", 1, 42, 1), ("single", 2, 43, 2), ("ddp", 2, 43, 3)]
     assert read_results(tmp_path / "results.json") == report and len(report.outcomes) == 4 and not report.in_turns
     output = capsys.readouterr().out
     assert "not in turns: how much memory they need is not known\n" in output
-    assert (
-        output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: ddp, single\n") and "\nAbout 14 s from here on" in output
-    )
+    assert output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: ddp, single\n")
+    assert "\nAbout 14 s from here on" in output
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
 
 
-def test_rows_take_turns_and_an_interrupted_block_is_repeated_for_those_without_a_result(planned, answers, tmp_path):
-    run, calls = planned
+def test_resume_repeats_the_runs_of_a_block_without_a_result(made_up, answers, tmp_path):
+    run, calls = made_up
     answers(memory=ROOM)
     report = run()
     assert calls == [("single", 1, 42, 0), ("ddp", 1, 42, 1), ("ddp", 2, 43, 2), ("single", 2, 43, 3)]
     assert report.in_turns and read_results(tmp_path / "results.json") == report
     run(stop=4)
     assert [outcome.configuration for outcome in read_results(tmp_path / "results.json").outcomes][2:] == ["ddp"]
-    asked = answers()  # the probe is kept, and so is the way in which rows run
+    asked = answers()  # the stored probe and the decision about turns are used again
     report = run(resume=tmp_path / "results.json")
     assert report.in_turns and [call[:3] for call in calls] == [("single", 2, 43)] and not asked
 
 
-def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, tmp_path, answers):
+def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, answers):
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in (("a", 4.0), ("b", 3.25))]
     rows = [(configuration(), runs()), (replace(configuration("pipeline"), stages=2), runs("pipeline", count=2))]
     made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
@@ -124,20 +123,20 @@ def test_the_probe_measures_blocks_once_and_all_runs_are_cut_there(monkeypatch, 
     planned = replace(report_of(*rows, micro_batches=[3]), outcomes=(), probe=None)
     report = run_comparison(planned, [], output_to(tmp_path))
     (flags,) = asked
-    assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch, of 100
+    assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch
     assert {command[2:] for command in commands} == {(), ("--split-at", "b")} and len(commands) == 6
     assert [row.command for row in report.plan] == [configured.command for configured, _ in rows]
 
 
-def test_the_probe_is_asked_for_what_the_rows_and_the_projection_need(planned, answers):
-    run, _ = planned
+def test_flags_of_the_probe(made_up, answers):
+    run, _ = made_up
     asked = answers()
     for settings in ({}, {"project": [2, 4]}, {"project": [2], "link_gbps": 5.0}):
         run(**settings)
     plain = "--epochs 3 --model lenet --batch-size 100 --num-workers 0 --device cpu --threads 1 --precision fp32"
     assert asked[0] == f"{plain} --sizes 100".split()
     assert asked[1][-6:] == ["--sizes", "25", "50", "100", "--ceiling", "--link"]
-    assert "--link" in asked[2]  # what a message takes to start is not given
+    assert "--link" in asked[2]  # the latency is still measured
     rows = [(configuration(method, device="gpu", num_workers=2), []) for method in ("single", "dp")]
     report = report_of(*rows, loader="workers")
     for gpus in (1, 2):
@@ -161,8 +160,8 @@ def test_a_comparison_does_not_continue_with_other_code(changed, tmp_path):
         continued(replace(report, outcomes=()), file)
 
 
-def test_an_interrupted_comparison_leaves_what_was_measured_and_goes_on_where_it_was(planned, tmp_path, capsys):
-    (run, calls), file = planned, tmp_path / "results.json"
+def test_an_interrupted_comparison_can_be_resumed(made_up, tmp_path, capsys):
+    (run, calls), file = made_up, tmp_path / "results.json"
     run(stop=3)
     report = read_results(file)
     assert len(report.outcomes) == 2 and "INCOMPLETE: interrupted after 2 of 4 runs" in terminal_text(analyse(report))
@@ -170,7 +169,7 @@ def test_an_interrupted_comparison_leaves_what_was_measured_and_goes_on_where_it
     report = run(resume=file)
     assert [call[:3] for call in calls] == [("single", 2, 43), ("ddp", 2, 43)]
     assert len(report.outcomes) == 4 and "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
-    first = replace(report.outcomes[0], status="failed")  # is run again
+    first = replace(report.outcomes[0], status="failed")  # runs again
     write_results(replace(report, outcomes=(first, *report.outcomes[1:])), tmp_path)
     assert len(run(resume=file).outcomes) == 4 and [call[:2] for call in calls] == [("ddp", 1)]
     for name, value, change in (("epochs", 9, "epochs 3 → 9"), ("seed", 1, "seed 42 → 1")):
@@ -178,8 +177,8 @@ def test_an_interrupted_comparison_leaves_what_was_measured_and_goes_on_where_it
             run(resume=file, **{name: value})
 
 
-def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
-    run, _ = planned
+def test_only_its_own_torn_files_are_deleted(made_up, tmp_path):
+    run, _ = made_up
     (tmp_path / "runs").mkdir()
     own = ["results.jsonab_12cd3.part", "runs/ddp-2.jsonabcdefgh.part"]
     foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdefgh.part"]
@@ -194,7 +193,7 @@ def test_only_torn_files_of_its_own_are_deleted(planned, tmp_path):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """started(run): `compare_parallel.py`, with this in the place of its plan and its runs, and without figures."""
+    """started(run): start compare_parallel.py with `run` in place of its runs, and without figures."""
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
     monkeypatch.setattr(shown.figures, "draw_all", lambda *_: [])
 
@@ -212,8 +211,8 @@ def interrupt(run, stop):
     raise KeyboardInterrupt
 
 
-def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, started, tmp_path, capsys):
-    run, _ = planned
+def test_an_interrupted_comparison_is_shown(made_up, started, tmp_path, capsys):
+    run, _ = made_up
     started(lambda: interrupt(run, 1), raises=KeyboardInterrupt)
     assert "Interrupted before the first run had ended" in capsys.readouterr().err
     assert not (tmp_path / "report.md").exists()
@@ -224,7 +223,7 @@ def test_what_was_measured_is_shown_when_the_comparison_is_interrupted(planned, 
     assert {"report.md", "results.csv"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_helper_that_failed_is_no_interruption_and_a_failing_row_leaves_the_others(started, tmp_path, capsys):
+def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_others(started, tmp_path, capsys):
     def fails():
         raise HelperFailed(FAILED)
 
@@ -237,8 +236,8 @@ def test_a_helper_that_failed_is_no_interruption_and_a_failing_row_leaves_the_ot
     assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 
-def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, started, tmp_path, capsys):
-    run, _ = planned
+def test_a_new_comparison_keeps_earlier_files(made_up, started, tmp_path, capsys):
+    run, _ = made_up
     started(run)
     made = {path.name for path in tmp_path.iterdir()} - {".comparison.lock"} | {"curves.png"}
     (tmp_path / "runs").mkdir()
@@ -260,8 +259,8 @@ def test_a_new_comparison_keeps_what_an_earlier_one_left(planned, started, tmp_p
     assert names[0] == "earlier-2026-01-02-030405+" and names[1] > names[0] and names[2:] == ["earlier-mine"]
 
 
-def test_what_is_not_this_programs_is_kept_too_and_nothing_of_a_comparison_without_outcome(planned, started, tmp_path):
-    run, _ = planned
+def test_foreign_files_are_kept_and_empty_comparisons_are_not(made_up, started, tmp_path):
+    run, _ = made_up
     run(stop=1)
     started(run)
     assert not [*tmp_path.glob("earlier-*")]
@@ -275,21 +274,21 @@ def test_what_is_not_this_programs_is_kept_too_and_nothing_of_a_comparison_witho
     assert kept.read_text() == "mine" and (tmp_path / "runs" / "tensorboard").read_text() == "mine"
 
 
-def test_drawing_a_comparison_again_keeps_what_lies_there_and_copies_every_byte(planned, started, tmp_path):
-    run, _ = planned
+def test_showing_again_keeps_earlier_files_and_copies_exactly(made_up, started, tmp_path):
+    run, _ = made_up
     started(run)
     file = tmp_path / "old.json"
     file.write_bytes((tmp_path / "results.json").read_bytes())
     for _ in range(2):
         started(None, "--from", file)
-        (file,) = tmp_path.glob("earlier-*/results.json")  # what is drawn where it lies is no new comparison
+        (file,) = tmp_path.glob("earlier-*/results.json")  # shown in place, nothing is moved
     assert len([*tmp_path.rglob("earlier-*")]) == 1
     started(None, "--from", file, "--output-dir", tmp_path / "copy")
     assert (tmp_path / "copy" / "results.json").read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("source", [False, True])
-def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, started, tmp_path, monkeypatch):
+def test_a_directory_is_locked_until_all_is_shown(source, started, tmp_path, monkeypatch):
     directory, made, seen = tmp_path / "out", report_of((configuration(), runs())), []
 
     def show(*_):
@@ -307,7 +306,7 @@ def test_nobody_else_writes_to_a_directory_until_all_is_shown(source, started, t
     assert seen
 
 
-def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch, capsys):
+def test_texts_are_written_before_the_figures(tmp_path, monkeypatch, capsys):
     def draw_all(*_):
         raise KeyboardInterrupt
 
@@ -319,12 +318,12 @@ def test_the_answer_and_all_texts_come_before_the_figures(tmp_path, monkeypatch,
     assert {"results.csv", "results.tex"} <= {file.name for file in tmp_path.iterdir()}
 
 
-# ---- as many blocks as it takes
+# ---- the number of blocks
 
 
 @pytest.fixture
 def blocks(monkeypatch, tmp_path, answers):
-    """Run a comparison of two rows whose blocks of 20 s take the given seconds per epoch, by block; return the report.
+    """run(seconds): compare two rows; DDP takes seconds(block) per epoch, and each block takes 20 s.
 
     foreign: by block, how many of the two cores other programs keep busy.
     """
@@ -351,17 +350,17 @@ def blocks(monkeypatch, tmp_path, answers):
 
 
 def decided(block):
-    """Half the baseline's 2 s, and a little noise."""
+    """Half the baseline's 2 s, with little noise."""
     return 1.0 + 0.001 * (block % 3)
 
 
 def noisy(block):
-    """Half the baseline's 2 s, with a noise of some 4%."""
+    """Half the baseline's 2 s, with a noise of about 4%."""
     return 1.0 + 0.04 * (-1) ** block
 
 
 def undecided(block):
-    """Around the baseline's 2 s, far from it in every block."""
+    """Around the baseline's 2 s, with much noise."""
     return 2.0 + 0.5 * (-1) ** block
 
 
@@ -369,27 +368,32 @@ def undecided(block):
     "seconds, settings, whole, looks",
     [
         (decided, {"budget": 200.0}, 3, [(3, 0.3)]),
-        (undecided, {"budget": 1.0}, 3, [(3, 1.0)]),  # however short
-        (undecided, {"budget": 130.0}, 6, [(3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0)]),  # a 7th: 140 s
+        (undecided, {"budget": 1.0}, 3, [(3, 1.0)]),  # at least three blocks
+        (
+            undecided,
+            {"budget": 130.0},
+            6,
+            [(3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0)],
+        ),  # a seventh would end at 140 s
         (undecided, {"repeats": 4}, 4, []),
         (noisy, {"margin": 0.5}, 5, []),
         (noisy, {"margin": 0.05, "budget": 130.0}, 6, []),
         (noisy, {"margin": 0.05, "budget": 30.0}, 5, []),
     ],
 )
-def test_how_many_blocks_are_run(seconds, settings, whole, looks, blocks):
+def test_number_of_blocks(seconds, settings, whole, looks, blocks):
     report = blocks(seconds, **{"repeats": None, **settings})
     assert (len(report.whole_blocks), [*report.looks]) == (whole, looks)
     assert report.order == tuple(make_order(["single", "ddp"], whole, 42))
 
 
-def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys):
+def test_a_comparison_ends_once_every_row_is_decided(blocks, tmp_path, capsys):
     report = blocks(decided, repeats=None, budget=200.0)
     assert read_results(tmp_path / "results.json") == report
     assert "3 runs each" in report.title and "INCOMPLETE" not in terminal_text(analyse(report))
     early = analyse(report).rows[1].standing.speed_up
     last = analyse(replace(report, looks=())).rows[1].standing.speed_up
-    assert early.value == last.value and early.low < last.low  # a look so early may take little of the error
+    assert early.value == last.value and early.low < last.low  # an early analysis may spend little of the error
     output = capsys.readouterr().out
     assert "The budget of 3 min allows about 27 blocks (at least 3); at a noise of 4% they detect" in output
     assert "for the 6 runs planned so far" in output and "from here on" not in output
@@ -398,7 +402,7 @@ def test_a_budget_ends_as_soon_as_every_row_is_decided(blocks, tmp_path, capsys)
     assert "is too short for 3 blocks" in capsys.readouterr().out
 
 
-def test_looks_go_on_where_a_comparison_was_interrupted(blocks, tmp_path):
+def test_resume_continues_the_interim_analyses(blocks, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         blocks(undecided, repeats=None, budget=130.0, stop_after=4)
     report = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
@@ -406,23 +410,25 @@ def test_looks_go_on_where_a_comparison_was_interrupted(blocks, tmp_path):
 
 
 def half_width(report):
-    """Of the only speed-up's interval, on logarithms."""
+    """Return half the logarithmic width of the speed-up's interval."""
     speed_up = analyse(report).rows[1].standing.speed_up
     return math.log(speed_up.high / speed_up.low) / 2
 
 
-def test_a_margin_is_reached_in_as_many_blocks_as_the_first_five_say(blocks):
+def test_margin_estimates_the_number_of_blocks_from_the_first_five(blocks):
     report = blocks(noisy, repeats=None, margin=0.05)
     count = len(report.whole_blocks)
     assert count > 5 and report.looks == ()
     assert half_width(report) <= math.log(1.05) < half_width(report) * math.sqrt(count / (count - 1))
-    calm = blocks(lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05)  # later is no news
+    calm = blocks(
+        lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05
+    )  # later blocks do not matter
     assert len(calm.whole_blocks) == count and half_width(calm) == pytest.approx(half_width(report))
     disturbed = blocks(noisy, repeats=None, margin=0.05, foreign={2: 0.9, 7: 0.9})
     assert disturbed.set_aside == (2, 7) and half_width(disturbed) <= math.log(1.05)
 
 
-def test_a_disturbed_block_is_run_again_and_does_not_count_but_for_a_failure_in_it(blocks, capsys):
+def test_a_disturbed_block_is_repeated_and_only_its_failures_count(blocks, capsys):
     report = blocks(decided, repeats=3, foreign={2: 0.9})
     assert (len(report.whole_blocks), report.set_aside, len(report.outcomes)) == (4, (2,), 8)
     assert [outcome.block for outcome in report.rows[1].outcomes] == [1, 3, 4]
@@ -437,32 +443,37 @@ def test_a_disturbed_block_is_run_again_and_does_not_count_but_for_a_failure_in_
     assert failed.set_aside == (2,) and failed.failed and "1 of 4 runs failed" in analyse(failed).rows[1].result
 
 
-def test_a_machine_that_stays_disturbed_is_not_waited_for(blocks):
+def test_at_most_two_disturbed_blocks_are_repeated(blocks):
     report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
-    assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # those that were disturbed most
-    (aside,) = faults(analyse(report))  # nothing was run instead of the last
+    assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # the most disturbed
+    (aside,) = faults(analyse(report))
     assert aside == "Blocks 4, 5 of 5 are not counted: other programs kept up to 0.8 of 2 cores busy."
     assert report.rows[1].disturbed and analyse(report).rows[1].result == "disturbed"
 
 
-@pytest.mark.parametrize("seconds, wanted", [((2.0, 2.9, 1.4), True), ((1.0, 1.01, 0.99), False)])
-@pytest.mark.parametrize("name, value", [("num_workers", 2), ("model", "mlp")])
-def test_the_values_of_a_sweep_are_decided_too(name, value, seconds, wanted):
-    values = [{name: {"num_workers": 0, "model": "lenet"}[name]}, {name: value}]
-    first, second = (configuration(values=each, **each) for each in values)
+@pytest.mark.parametrize(
+    "name, values, seconds, again",
+    [
+        ("num_workers", (0, 2), (2.0, 2.9, 1.4), True),
+        ("num_workers", (0, 2), (1.0, 1.01, 0.99), False),
+        ("model", ("lenet", "mlp"), (2.0, 2.9, 1.4), False),
+    ],
+)
+def test_the_values_of_a_sweep_must_be_decided(name, values, seconds, again):
+    first, second = (configuration(values={name: value}, **{name: value}) for value in values)
     report = report_of((first, runs()), (second, runs(seconds=seconds)), repeats=None, budget=100.0)
     more = with_another_block(report, 30.0, 10.0).order[len(report.order) :]
-    names = {row.name for row in report.plan} if wanted and name != "model" else set()
-    assert {name for _, name in more} == names  # models are told apart by what they learn
+    assert {name for _, name in more} == (
+        {row.name for row in report.plan} if again else set()
+    )  # models differ in accuracy, so their times need no decision
 
 
 def test_a_row_that_is_decided_is_not_run_again():
     rows = ("single", (2.0, 2.0, 2.0)), ("ddp", (0.02, 0.02, 0.02)), ("fsdp", (2.0, 2.9, 1.4))
-    report = report_of(
-        *((configuration(name), runs(name, seconds)) for name, seconds in rows), repeats=None, budget=100.0
-    )
+    made = [(configuration(name), runs(name, seconds)) for name, seconds in rows]
+    report = report_of(*made, repeats=None, budget=100.0)
     longer = with_another_block(report, 40.0, 30.0)
-    assert {*longer.order[len(report.order) :]} == {(4, "single"), (4, "fsdp")}  # whose block takes 20 s of 30
+    assert {*longer.order[len(report.order) :]} == {(4, "single"), (4, "fsdp")}  # such a block takes 20 s instead of 30
     assert with_another_block(report, 85.0, 30.0) == report
     last, earlier = (look(report, used, 30.0).looks for used in (85.0, 75.0))
     assert (last, earlier) == (((3, 1.0),), ((3, 0.75),))

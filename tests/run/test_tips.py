@@ -77,7 +77,7 @@ def launch(monkeypatch, tmp_path):
 PLAIN, BF16, PAGES, COMPILE, BOTH = (), ("bf16",), ("huge pages",), ("compile",), ("bf16", "huge pages")
 
 
-def test_what_looked_faster_is_launched_again_and_together_until_it_is_proved(launch, tmp_path):
+def test_helpful_options_are_launched_again_and_together_until_decided(launch, tmp_path):
     tried, blocks = launch(compared())
     again = [PLAIN, BOTH, BF16, PAGES]
     assert blocks == [[PLAIN, BF16, PAGES, COMPILE], again, again]
@@ -89,7 +89,7 @@ def test_what_looked_faster_is_launched_again_and_together_until_it_is_proved(la
     assert find_tips(tried) == find_tips(read_results(tmp_path / TIPS / "results.json"))
 
 
-def test_each_option_has_its_flag_or_variable_and_the_row_its_own_command(launch):
+def test_options_are_flags_or_variables_of_the_rows_command(launch):
     tried, _ = launch(compared())
     commands = {options.options_of(row): row.command for row in tried.plan}
     own = SINGLE.command
@@ -97,7 +97,7 @@ def test_each_option_has_its_flag_or_variable_and_the_row_its_own_command(launch
     assert commands[BOTH] == ("env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", *own, "--precision", "bf16")
 
 
-def test_the_time_is_a_third_of_the_comparisons_and_a_minute_at_most(launch):
+def test_tips_take_a_third_of_the_time_and_at_most_a_minute(launch):
     tried, blocks = launch(compared(wall=10.0), seconds=4.9)  # 20 s, of which half is for the first block
     assert blocks == [[PLAIN, BF16]] * 2
     skipped = {options.options_of(row)[0]: row.skip for row in tried.plan if row.skip}
@@ -107,7 +107,7 @@ def test_the_time_is_a_third_of_the_comparisons_and_a_minute_at_most(launch):
     assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
 
 
-def test_one_that_fails_or_brings_nothing_is_not_launched_again(launch):
+def test_failed_and_useless_options_are_not_launched_again(launch):
     refused = {"bf16": ("failed", "bf16 is slower here")}
     tried, blocks = launch(compared(), speeds={**SPEEDS, "huge pages": 1.02}, broken=refused)
     assert len(blocks) == 1 and best_tip(find_tips(tried)) is None
@@ -116,13 +116,13 @@ def test_one_that_fails_or_brings_nothing_is_not_launched_again(launch):
     assert told["huge pages"]["Result"] == "no gain in its first launch"
 
 
-def test_beside_other_programs_nothing_is_claimed(launch):
+def test_disturbed_tips_claim_nothing(launch):
     tried, _ = launch(compared(), foreign=0.9)
     ratios = [tip.ratio for tip in find_tips(tried) if tip.ratio]
     assert len(ratios) == 3 and all(ratio.disturbed for ratio in ratios) and best_tip(find_tips(tried)) is None
 
 
-def test_what_may_learn_something_else_is_trained_whole_if_there_is_time(launch):
+def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
     _, blocks = launch(compared(wall=20.0), seconds=1.0)
     assert blocks[-1] == [("trained", *BOTH)]
     _, blocks = launch(compared(wall=50.0), seconds=1.0)  # longer than what is left of 60 s
@@ -141,7 +141,7 @@ def test_what_may_learn_something_else_is_trained_whole_if_there_is_time(launch)
         (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
     ],
 )
-def test_one_line_of_the_screen_says_it(launch, tmp_path, capsys, wall, speeds, words):
+def test_the_screen_shows_tips_in_one_line(launch, tmp_path, capsys, wall, speeds, words):
     report = compared(wall)
     launch(report, seconds=1.0, speeds=speeds)
     write_results(report, tmp_path)
@@ -152,7 +152,7 @@ def test_one_line_of_the_screen_says_it(launch, tmp_path, capsys, wall, speeds, 
     assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=1" in page and "| huge pages" in markdown
 
 
-def test_the_other_tables_are_as_they_are_without_tips(launch, tmp_path):
+def test_tips_change_no_other_table(launch, tmp_path):
     report = compared()
     write_results(report, tmp_path)
     present(tmp_path)
@@ -162,7 +162,7 @@ def test_the_other_tables_are_as_they_are_without_tips(launch, tmp_path):
     assert (tmp_path / "results.csv").read_text() == before and possible(analyse(report)) == []
 
 
-def test_a_row_has_the_options_that_it_lacks_and_its_machine_has(monkeypatch):
+def test_options_for_a_row(monkeypatch):
     monkeypatch.setattr(options, "_can_ask_for_huge_pages", lambda: True)
 
     def of(method="single", loader="resident", dataset="mnist", cores=2, **planned):
@@ -181,7 +181,7 @@ def test_a_row_has_the_options_that_it_lacks_and_its_machine_has(monkeypatch):
     assert options.that_go_together(["tf32", "compile", "bf16", "cuda graph"]) == ("tf32", "compile")
 
 
-def test_a_script_of_the_suites_is_observed_in_turns(data_root, tmp_path):
+def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
     row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
     tried = replace(report_of((row, ())), order=())
@@ -195,7 +195,7 @@ def test_a_script_of_the_suites_is_observed_in_turns(data_root, tmp_path):
     assert tip.options == PAGES and tip.ratio.value > 0
 
 
-def test_of_a_compiled_network_the_batch_is_known_by_the_plan():
+def test_the_plan_supplies_the_batch_of_a_compiled_network():
     unseen = each_epoch(make_result(global_batch_size=0), samples=0)
     known = with_batch(unseen, SINGLE.planned.batch_size)
     assert known.global_batch_size == known.per_device_batch_size == 100

@@ -79,7 +79,7 @@ def rows(tmp_path):
     return runs, written
 
 
-def test_every_epoch_is_a_turn_of_its_own_in_shuffled_order(rows):
+def test_every_epoch_is_a_turn_in_shuffled_order(rows):
     runs, written = rows
     outcomes = [*take_turns(runs(**{name: {} for name in "abcd"}), seed=1)]
     assert sorted(outcome.configuration for outcome in outcomes) == [*"abcd"]
@@ -94,7 +94,7 @@ def test_every_epoch_is_a_turn_of_its_own_in_shuffled_order(rows):
     assert len({*map(tuple, orders)}) > 1
 
 
-def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
+def test_all_ranks_of_a_row_take_a_turn_together(rows):
     runs, written = rows
     [*take_turns(runs(a={"ranks": 3}, b={"ranks": 2}), seed=1)]
     events = [(name, what) for name, rank, _, what in written() if what != "start"]
@@ -115,7 +115,7 @@ def test_all_ranks_of_a_row_go_on_together_and_none_goes_ahead(rows):
     ],
     ids=["is killed", "hangs", "is killed while it waits"],
 )
-def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, code, rows):
+def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, rows):
     runs, written = rows
     rows = {"a": {}, "b": {"fault": fault, "timeout": 2}, "c": {}}
     if fault == KILLS_WHO_WAITS:
@@ -126,14 +126,14 @@ def test_a_row_that_breaks_in_its_turn_leaves_the_others(fault, status, reason, 
     assert sum(what == "end 3" for *_, what in written()) == 2
 
 
-def test_a_rows_own_turns_alone_count_for_its_times_and_its_timeout(rows):
+def test_wall_time_and_timeout_count_only_a_rows_own_turns(rows):
     runs, _ = rows
     outcomes = take_turns(runs(a={"timeout": 2}, b={"fault": "time.sleep(2.5)"}), seed=1)
     a, b = sorted(outcomes, key=lambda outcome: outcome.configuration)
     assert a.exit_code == 0 and a.wall_seconds < 2 and b.wall_seconds > 2.5
 
 
-def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
+def test_foreign_cores_count_only_a_rows_own_turns(rows, monkeypatch):
     turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
     monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
     own = iter([*7 * [20], 33])  # of this process's children: the row's 13 are known when it has ended
@@ -143,7 +143,7 @@ def test_foreign_cores_are_those_of_a_rows_own_turns(rows, monkeypatch):
     assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)
 
 
-def test_the_core_of_which_another_machine_took_most_counts(rows, monkeypatch):
+def test_stolen_time_is_that_of_the_worst_core(rows, monkeypatch):
     turns = iter([number for turn in range(4) for number in (100 * turn, 100 * turn + turn)])
     monkeypatch.setattr(turns_module, "stolen_seconds", lambda: {0: 0.0, 1: next(turns)})
     monkeypatch.setattr(turns_module, "usable_cores", lambda: {0, 1})
@@ -152,7 +152,7 @@ def test_the_core_of_which_another_machine_took_most_counts(rows, monkeypatch):
     assert outcome.stolen * outcome.wall_seconds == pytest.approx(0 + 1 + 2 + 3)
 
 
-def test_nothing_is_left_of_rows_that_wait(rows, tmp_path, monkeypatch):
+def test_waiting_rows_leave_nothing_behind(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     told, end = [], turns_module.end_together
@@ -173,7 +173,7 @@ def probe_of(*memory):
     return Probe(1000, 200, 2.0, (), (), (), memory=memory)
 
 
-def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
+def test_turns_need_memory_for_all_rows():
     plan = [
         configuration(num_workers=2),
         configuration("ddp", per_device_batch_size=50, num_workers=2),
@@ -188,7 +188,7 @@ def test_rows_take_turns_where_they_find_as_much_memory_as_the_probe_needed():
     assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
 
 
-def test_a_gpu_that_is_one_processs_alone_says_so_and_not_that_it_is_full():
+def test_turns_need_a_gpu_that_several_processes_may_use():
     plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
     assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 0))) == ""  # room is found out row by row
     assert "compute mode lets one process" in why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, None)))
@@ -243,7 +243,7 @@ def cpu_seconds(tag):
         "-m torch.distributed.run --standalone --nproc_per_node=2 accelerate_train.py",
     ],
 )
-def test_a_run_that_waits_uses_no_core_and_its_times_are_without_that(script, data_root, tmp_path, monkeypatch):
+def test_a_waiting_run_uses_no_core_and_its_times_exclude_waiting(script, data_root, tmp_path, monkeypatch):
     if "accelerate_train.py" in script:
         pytest.importorskip("accelerate")
     monkeypatch.chdir(PROJECT)
