@@ -1,4 +1,4 @@
-"""The comparison: how long it takes, its children, and the whole from start to end."""
+"""A comparison: the estimate of its time, its child processes, and a complete run."""
 
 import json
 import re
@@ -29,13 +29,13 @@ from tests.reports import configuration, make_result, markdown_of, report_of, ru
 def test_estimate_of_the_time_left():
     row, other = configuration(), configuration("ddp")
     report = report_of((row, []), probe={"steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]}, epochs=2)
-    for steps, images in ((None, 1000), (1, 100)):  # 2 s of start-up, 2 epochs with 200/3 images more, at 0.5 ms
+    for steps, images in ((None, 1000), (1, 100)):  # 2 s of start-up, 2 epochs with 200/3 more images, 0.5 ms each
         expected = 2 + 2 * (images + 200 / 3) * 0.0005
         assert guesses_of(report, max_steps=steps) == {"single": pytest.approx(expected)}
     order = [(1, "single"), (1, "ddp"), (2, "ddp"), (2, "single")]
     guesses = {"single": 2.0, "ddp": 4.0}
     assert seconds_left(order, (), guesses) == 12
-    done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # its wall time is 9 s: 4.5 times the guess
+    done = report_of((row, runs(seconds=(1.0,))), (other, [])).outcomes  # took 9 s, 4.5 times the guess
     assert seconds_left(order[1:], done, guesses) == pytest.approx(4.5 * 8 + 9)
     assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
     assert [percent(share) for share in (0.0123, 0.25, 1.12)] == ["1.2%", "25%", "110%"]
@@ -47,7 +47,7 @@ def test_estimate_of_the_time_left():
         ({"epochs": 200}, 3, True),  # 9 runs: 2 s of start-up, 100 images in 60 ms
         ({"epochs": 200, "max_steps": 10}, 3, False),  # 18 min
         ({"epochs": 1}, 3, False),
-        ({"epochs": 2}, 3_000_000, False),  # which fewer steps do not shorten
+        ({"epochs": 2}, 3_000_000, False),  # fewer steps do not shorten that
         ({"epochs": 200, "target_accuracy": 0.9}, 3, False),
         ({"epochs": 200, "fit_batch": True}, 3, False),
     ],
@@ -58,8 +58,8 @@ def test_a_long_comparison_suggests_a_shorter_command(settings, test_images, nam
     rows = [(configuration(name), runs()) for name in ("single", "ddp", "fsdp")]
     command = "python compare_parallel.py"
     report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry-run", outcomes=())
-    told = f"This finds the fastest row in about 2 min:\n{command} --epochs 2 --max-steps 100"
-    assert how_long(report)[1:] == ([told] if named else [])
+    suggestion = f"This finds the fastest row in about 2 min:\n{command} --epochs 2 --max-steps 100"
+    assert how_long(report)[1:] == ([suggestion] if named else [])
 
 
 def test_predictions_are_shown_with_the_result(tmp_path):
@@ -95,13 +95,13 @@ OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
         ("import sys; sys.exit('error: no cake; found none; bake one')", "no cake; found none; bake one, before its "),
         ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
         ("pass", "it ended without writing a result, before its first epoch (log: "),
-        ("import sys; sys.exit(124)", "exit code 124"),  # is no time out
+        ("import sys; sys.exit(124)", "exit code 124"),  # no timeout
         (f'{OUTPUT}.write(\'{{"method": "sing\')', "cannot read the result file"),
         (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
     ],
 )
 def test_a_run_without_a_result_fails_with_the_cause(code, reason, tmp_path):
-    write_result(make_result(), tmp_path / "single-1.json")  # an earlier comparison's, not this one's
+    write_result(make_result(), tmp_path / "single-1.json")  # of an earlier comparison
     outcome = run_once(child(code), 1, 42, tmp_path, timeout=60)
     assert outcome.status == "failed" and reason in outcome.reason and outcome.result is None
     assert outcome.wall_seconds > 0
@@ -122,7 +122,7 @@ def test_a_run_that_fails_after_writing_its_result_is_not_ok(values, expected, t
     assert (outcome.status, outcome.reason.partition(" (log")[0], outcome.exit_code) == (*expected, 1)
 
 
-@pytest.mark.parametrize("session", [False, True], ids=["its process group", "what left that"])
+@pytest.mark.parametrize("session", [False, True], ids=["in its process group", "in a session of its own"])
 def test_descendants_do_not_outlive_a_child(session, tmp_path):
     code = f"import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session={session}).pid)"
     assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
@@ -130,16 +130,14 @@ def test_descendants_do_not_outlive_a_child(session, tmp_path):
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
 
 
-# ---- the whole
+# ---- a complete comparison
 
 
 @pytest.fixture
 def compare(project, data_root):
-    """Run compare_parallel.py on few images; flags: typed, with a blank between two."""
+    """compare(flags): run compare_parallel.py on a few images."""
     small = "--dataset synthetic-mnist --batch-size 48 --num-workers 0 --data-root".split()
-    return lambda flags, *more, **how: project(
-        "compare_parallel.py", *small, data_root, *flags.split(), *more, tiny=False, **how
-    )
+    return lambda flags, *more: project("compare_parallel.py", *small, data_root, *flags.split(), *more, tiny=False)
 
 
 @pytest.mark.slow
@@ -165,7 +163,7 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     assert re.search(r" x 1 block\nBlock 1: (?:single|ddp)", done.stdout)
     assert not misfits(json.loads((directory / "results.json").read_text()), "results")
     stored = read_results(directory / "results.json")
-    assert {name for block, name in stored.order if block == 1} == rows  # others follow if another program disturbs it
+    assert {name for block, name in stored.order if block == 1} == rows  # more blocks follow a disturbed one
     assert sorted((outcome.block, outcome.configuration) for outcome in stored.outcomes) == sorted(stored.order)
     assert stored.in_turns and "\n- In turns: " in (directory / "report.md").read_text()
     assert {outcome.status for outcome in stored.outcomes} == {"ok"}

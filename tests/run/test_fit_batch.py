@@ -1,4 +1,4 @@
-"""--fit-batch: which batches are tried, that rows run with the largest that fits, and what may be claimed of them."""
+"""--fit-batch: which batches are tried, runs with the largest that fits, and the report."""
 
 import json
 from dataclasses import replace
@@ -35,23 +35,23 @@ def row(method="single", batch=128, devices=1, **values):
 
 
 def trial(name, batch, most=10**9, images=ENOUGH):
-    """A trial on a machine where batches fit up to `most`, with a data set of so many images."""
+    """Return a trial on a machine where batches up to `most` fit, with a data set of `images`."""
     if batch > most:
         return Trial(name, batch, OUT_OF_MEMORY, "out of memory; and so on")
     return Trial(name, batch, "ok", "", min(images, 3 * batch), batch * MIB)
 
 
-# ---- which batches
+# ---- the search
 
 
 @pytest.mark.parametrize(
     "machine, devices, batches, largest",
     [
         ({"most": 600}, 1, [128, 256, 512, 1024], 512),
-        ({"most": 40}, 2, [128, 64, 32], 32),  # a larger one than 32 was refused already
-        ({"most": 40}, 64, [128, 64], 64),  # one image for each device, and no less
+        ({"most": 40}, 2, [128, 64, 32], 32),  # 64 is known not to fit
+        ({"most": 40}, 64, [128, 64], 64),  # at least one image per device
         ({"most": 0}, 1, [128, 64, 32, 16, 8, 4, 2, 1], 1),
-        ({"images": 1000}, 1, [128, 256, 512], 512),  # 1024 images are not there
+        ({"images": 1000}, 1, [128, 256, 512], 512),  # 1024 images do not exist
         ({"images": 1024}, 1, [128, 256, 512, 1024], 1024),
         ({"images": 100}, 1, [128], 128),
     ],
@@ -69,11 +69,11 @@ def test_the_batch_is_doubled_until_memory_or_data_run_out(machine, devices, bat
 @pytest.mark.parametrize(
     "own, following, largest",
     [
-        ([("failed", 128)], None, 128),  # it fails in its runs too, where that is told
+        ([("failed", 128)], None, 128),  # its runs will fail too and show why
         ([("ok", 128), ("timed out", 256)], None, 128),
         ([(OUT_OF_MEMORY, 128), ("failed", 64)], None, 64),
         ([("diverged", 128)], 256, 128),
-        ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last in a run
+        ([("ok", 128), ("ok", 256), (OUT_OF_MEMORY, 512), (OUT_OF_MEMORY, 256)], None, 128),  # the last was a run
         ([("ok", 128), (OUT_OF_MEMORY, 256), (OUT_OF_MEMORY, 128)], 64, 128),
         ([(OUT_OF_MEMORY, 128), ("ok", 64), (OUT_OF_MEMORY, 64), ("ok", 32)], None, 32),
     ],
@@ -121,7 +121,7 @@ def test_turns_need_room_for_the_largest_batches():
     probe = replace(report_of((row(), runs())).probe, memory=(cpu,))
     assert why_not_in_turns([row()], probe) == why_not_in_turns([row()], probe, trials[:1]) == ""
     assert f"could need {256 / 1024:.1f} GiB" in why_not_in_turns([row()], probe, trials)
-    probe = replace(probe, memory=(cpu, gpu))  # a trial's memory is where it trains
+    probe = replace(probe, memory=(cpu, gpu))  # trials ran on the GPU
     assert why_not_in_turns([row()], probe, trials) == ""
     assert (gpu_need(probe), gpu_need(probe, trials)) == ((100 + 2048) * MIB, (256 + 2048) * MIB)
 
@@ -131,9 +131,9 @@ def test_turns_need_room_for_the_largest_batches():
 
 @pytest.fixture
 def compared(monkeypatch, tmp_path):
-    """compared(): compare one device and DDP; a device has 285 MiB, and needs 100 and 1 for each image; all that ran.
+    """compared(), ended: compare one device and DDP; name, batch and status of all trials and runs.
 
-    too_large: (method, block, batch) of a run for which memory does not suffice. What ran: name, batch and status.
+    A device has 285 MiB, and needs 100 plus 1 per image. too_large: (method, block, batch) of a run that fails anyway.
     """
     plan = [(row(), runs()), (row("ddp", devices=2), runs("ddp", (1.0, 1.01, 0.99), count=2))]
     times, ended = {"single": (2.0, 2.02, 1.98), "ddp": (1.0, 1.01, 0.99)}, []
@@ -187,7 +187,7 @@ def test_an_interrupted_search_for_the_largest_batch_continues(compared, tmp_pat
 def test_all_rows_start_again_if_a_fitted_batch_runs_out_of_memory(compared, tmp_path):
     run, ended = compared
     report = run(too_large=[("ddp", 2, 256)])
-    assert [each[:2] for each in ended if each[0].endswith("-fit")] == TRIED  # what is known to fit is not tried again
+    assert [each[:2] for each in ended if each[0].endswith("-fit")] == TRIED  # known batches are not tried again
     assert ended[9:] == [("single", 128, "ok"), ("ddp", 128, "ok")] * 3
     assert [attempt.batch_size for attempt in report.trials[5:]] == [256] and not report.trials[5].fits
     assert read_results(tmp_path / "results.json") == report
@@ -207,7 +207,7 @@ def test_report_of_rows_with_their_largest_batches(compared, tmp_path):
     assert trial_table(analysis, "github") in markdown_of(analysis, tmp_path)
     lines = [" ".join(line.split()).lower() for line in trial_table(analysis, "simple").splitlines()[2:]]
     assert lines[:2] == ["single 128 228 fits", "single 256 – out of memory"] and len(lines) == 5
-    target = analyse(run(target_accuracy=0.5))  # rows that train to one accuracy can be recommended
+    target = analyse(run(target_accuracy=0.5))  # rows that reach the same accuracy can be recommended
     assert target.decisions[0].kind == "use" and target.decisions[0].best.label == "DDP"
 
 
@@ -222,7 +222,7 @@ def test_other_unequal_settings_are_still_refused(compared):
     assert analyse(other).rows[1].standing.reason == "refused: precision bfloat16 autocast instead of float32"
 
 
-# ---- in truth
+# ---- with real memory
 
 WIDE = """from torch import nn
 
@@ -251,7 +251,7 @@ def test_largest_batches_on_a_cpu(project, train, data_root, tmp_path):
     report = read_results(tmp_path / "out" / "results.json")
     single, ddp = report.plan
     assert 1024 < single.planned.batch_size < 8192 and single.planned.batch_size <= ddp.planned.batch_size
-    for tested in report.plan:  # either of two batches may be taken, as peaks of equal runs differ
+    for tested in report.plan:  # peaks of equal runs differ, so either of two batches may result
         results = {attempt.batch_size: attempt.fits for attempt in trials_of(tested, report.trials)}
         assert results[tested.planned.batch_size] and not results.get(2 * tested.planned.batch_size)
     assert all(outcome.status == "ok" and max(outcome.result.peak_memory_bytes) <= limit for outcome in report.outcomes)

@@ -1,4 +1,4 @@
-"""One child and its files: nothing is written elsewhere, what vanishes costs no result, and an end comes soon."""
+"""Child processes: their logs and files, and how they are stopped."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ from common.files.results import write_result
 from comparison.run import launch
 from comparison.run.launch import GRACE, end_together, run_child, started
 from comparison.run.turns import run_once
-from tests import fixtures
+from tests.fixtures import child
 from tests.reports import make_result
 
 PRINTS = (sys.executable, "-c", "print('said')")
 
 
-def child(code, tmp_path, name="log"):
-    """A child that has begun to wait, with what ends it."""
+def waiting_child(code, tmp_path, name="log"):
+    """Start a child that runs `code` and then waits. Return it, and the stack that stops it."""
     stack, code = contextlib.ExitStack(), f"{code}; print('ready', flush=True); __import__('time').sleep(600)"
     process = stack.enter_context(started((sys.executable, "-c", code), tmp_path / name))
     while "ready" not in (tmp_path / name).read_text():
@@ -37,7 +37,7 @@ def test_a_log_replaces_links_and_fifos(make, tmp_path):
     (tmp_path / "precious").write_text("mine")
     make(tmp_path / "log")
     reader = threading.Timer(20, lambda: os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK))
-    reader.start()  # or this test would block until the FIFO has a reader
+    reader.start()  # without a reader, opening the FIFO would block
     assert run_child(PRINTS, tmp_path / "log") == 0
     reader.cancel()
     assert (tmp_path / "precious").read_text() == "mine" and (tmp_path / "log").read_text() == "said\n"
@@ -59,14 +59,14 @@ def test_deleted_files_do_not_lose_the_result(gone, tmp_path, capsys):
         f"file = Path(sys.argv[sys.argv.index('--output') + 1]); {gone}; "
         f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), file)"
     )
-    outcome = run_once(fixtures.child(copy), 1, 42, tmp_path / "runs")
+    outcome = run_once(child(copy), 1, 42, tmp_path / "runs")
     assert outcome.status == "ok" and outcome.result == make_result()
     assert (str(tmp_path / "runs" / "single-1.log") in capsys.readouterr().err) == (gone != "pass")
 
 
 def test_a_failure_without_a_log_has_an_exit_code(tmp_path):
     code = f"import pathlib, sys; pathlib.Path({str(tmp_path / 'single-1.log')!r}).unlink(); sys.exit(3)"
-    outcome = run_once(fixtures.child(code), 1, 42, tmp_path)
+    outcome = run_once(child(code), 1, 42, tmp_path)
     assert outcome.status == "failed" and "exit code 3" in outcome.reason and "log is gone" in outcome.reason
 
 
@@ -74,7 +74,8 @@ def test_a_failure_without_a_log_has_an_exit_code(tmp_path):
 
 
 def test_a_stopped_child_can_still_handle_sigterm(tmp_path):
-    process, stack = child("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))", tmp_path)
+    handles = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    process, stack = waiting_child(handles, tmp_path)
     process.send_signal(signal.SIGSTOP)
     stack.close()
     assert process.returncode == 7
@@ -83,7 +84,7 @@ def test_a_stopped_child_can_still_handle_sigterm(tmp_path):
 def test_children_that_ignore_sigterm_share_the_grace_period(tmp_path, monkeypatch):
     assert GRACE < 8
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
-    pairs = [child(ignores, tmp_path, name) for name in ("one", "two")]
+    pairs = [waiting_child(ignores, tmp_path, name) for name in ("one", "two")]
     waited, wait = [], subprocess.Popen.wait
     monkeypatch.setattr(launch, "GRACE", 1.0)
     monkeypatch.setattr(

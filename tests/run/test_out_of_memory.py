@@ -1,4 +1,4 @@
-"""Memory that does not suffice is a result: recognised, shown with its batch, and no failure of the comparison."""
+"""Running out of memory is recognised, shown with the batch, and no failure of the comparison."""
 
 import sys
 from dataclasses import replace
@@ -77,7 +77,7 @@ def test_which_error_lines_report_a_lack_of_memory(line, memory, tmp_path):
         ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
         ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
         ("sys.exit('error: a loader worker died; it is killed by signal: Killed. ; add')", [3, 4], OUT_OF_MEMORY),
-        ("sys.exit(3)", [3, 4], "failed"),  # it was another's process
+        ("sys.exit(3)", [3, 4], "failed"),  # the kernel killed another process
     ],
 )
 def test_processes_killed_by_the_kernel_are_out_of_memory(code, kills, status, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ def test_out_of_memory_is_shown_with_the_batch_and_is_no_failure(tmp_path):
 @pytest.mark.parametrize(
     "rows, failed",
     [
-        ([(SINGLE[0], NO_ROOM), DDP], False),  # without a baseline, the other rows still hold
+        ([(SINGLE[0], NO_ROOM), DDP], False),  # without a baseline, the other rows still count
         ([(SINGLE[0], NO_ROOM), (DDP[0], NO_ROOM)], True),  # nothing was measured
         ([SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed"])], True),
         ([SINGLE, (configuration("mp", skip="needs 2 GPUs"), [])], False),
@@ -156,10 +156,8 @@ def test_a_row_out_of_memory_in_turns_runs_again_alone(alone, tmp_path, monkeypa
     monkeypatch.setattr(session, "run_once", run_once)
     first, second = run_block(replace(report, outcomes=()), 1, tmp_path)
     assert events == ["all ended", "ddp"] and first is single and second.status == alone
-    if alone == "ok":
-        assert second.result.reason == "in block 1 it ran alone, as memory did not suffice beside the other rows"
-    else:
-        assert second.result is None
+    note = "in block 1 it ran alone, as memory did not suffice beside the other rows"
+    assert (second.result and second.result.reason) == (note if alone == "ok" else None)
 
 
 def test_an_equivalence_check_out_of_memory_is_no_failure(tmp_path, monkeypatch):

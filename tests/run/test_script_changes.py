@@ -1,4 +1,4 @@
-"""What is otherwise in the rows beside a script: each is done to the script that runs, and held from inside it."""
+"""Variants of a script's row: each change is checked from inside the running script."""
 
 import json
 import shlex
@@ -18,7 +18,7 @@ import os, sys, torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-torch.manual_seed(os.getpid())  # other weights' gradients on every rank
+torch.manual_seed(os.getpid())  # different weights on every rank
 network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 1))
 optimizer = torch.optim.SGD(network.parameters(), 0.01, momentum=0.9)
 loader = DataLoader(TensorDataset(torch.randn(400, 2, 4, 4)), 8)
@@ -31,17 +31,17 @@ for number in range(1000):
         optimizer.step()
         weight, momentum = network[0].weight, optimizer.state[network[0].weight]["momentum_buffer"]
         last = [tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (weight, momentum)]
-        told = {"batch": len(images), "workers": loader.num_workers, "autocast": inside[-1], "type": str(values.dtype)}
+        seen = {"batch": len(images), "workers": loader.num_workers, "autocast": inside[-1], "type": str(values.dtype)}
         if len(inside) == 12:
-            told |= {"channels last": last, "gradient": weight.grad.sum().item(), "rank": os.environ.get("RANK")}
+            seen |= {"channels last": last, "gradient": weight.grad.sum().item(), "rank": os.environ.get("RANK")}
             with open(f"{sys.argv[1]}/{os.getpid()}.json", "w") as file:
-                file.write(__import__("json").dumps(told))
+                file.write(__import__("json").dumps(seen))
         optimizer.zero_grad()
 """
 
 
-def told_by(kind, directory, monkeypatch):
-    """What each process of a script saw after twelve steps, in the row of that kind, and the row's outcome."""
+def run_variant(kind, directory, monkeypatch):
+    """Run a variant. Return what each process saw after twelve steps, and the result."""
     monkeypatch.setattr(scripts, "SLICES", 1)
     (directory / "train.py").write_text(SCRIPT)
     command = shlex.join([sys.executable, str(directory / "train.py"), str(directory)])
@@ -57,7 +57,7 @@ PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "
 
 
 @pytest.mark.parametrize(
-    "kind, otherwise",
+    "kind, changed",
     [
         ("", {}),
         ("workers", {"workers": 2}),
@@ -65,14 +65,14 @@ PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "
         ("bf16", {"channels last": [True, True], "autocast": True}),
     ],
 )
-def test_a_variant_changes_only_what_it_says(kind, otherwise, tmp_path, monkeypatch):
-    (told,), result = told_by(kind, tmp_path, monkeypatch)
-    assert {name: told[name] for name in PLAIN} == PLAIN | otherwise
-    assert result.workers_per_process == told["workers"]
+def test_a_variant_changes_only_what_it_says(kind, changed, tmp_path, monkeypatch):
+    (seen,), result = run_variant(kind, tmp_path, monkeypatch)
+    assert {name: seen[name] for name in PLAIN} == PLAIN | changed
+    assert result.workers_per_process == seen["workers"]
 
 
 def test_ranks_share_a_batch_and_average_their_gradients(tmp_path, monkeypatch):
-    (one, other), result = told_by("ranks", tmp_path, monkeypatch)
+    (one, other), result = run_variant("ranks", tmp_path, monkeypatch)
     assert one["gradient"] == other["gradient"] != 0 and one["batch"] == other["batch"] == 4
-    assert one["rank"] is None  # the script believes that it is alone
+    assert one["rank"] is None  # the script does not notice the other rank
     assert (result.world_size, result.global_batch_size) == (2, 8) and result.timed_epochs[0].phases.exchange > 0

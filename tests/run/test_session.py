@@ -218,8 +218,8 @@ def test_an_interrupted_comparison_is_shown(made_up, started, tmp_path, capsys):
     assert not (tmp_path / "report.md").exists()
     assert len(run(resume=tmp_path / "results.json").outcomes) == 4
     started(lambda: interrupt(run, 3), raises=KeyboardInterrupt)
-    told = capsys.readouterr()
-    assert "INCOMPLETE: interrupted after 2 of 4 runs" in told.out and "--resume to continue" in told.err
+    printed = capsys.readouterr()
+    assert "INCOMPLETE: interrupted after 2 of 4 runs" in printed.out and "--resume to continue" in printed.err
     assert {"report.md", "results.csv"} <= {path.name for path in tmp_path.iterdir()}
 
 
@@ -231,8 +231,8 @@ def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_other
     assert "Interrupted" not in capsys.readouterr().err
     report = report_of((configuration("accelerate"), ["failed"]), (configuration("mp"), runs("mp")))
     started(lambda: write_results(report, tmp_path) or report, raises=SystemExit)
-    told = " ".join(capsys.readouterr().out.split())
-    assert "read accelerate-1.log: “ACCELERATE” failed." in told and "MP" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "read accelerate-1.log: “ACCELERATE” failed." in printed and "MP" in printed
     assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 

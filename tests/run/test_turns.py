@@ -1,4 +1,4 @@
-"""Rows that take turns: one at a time, in shuffled order, while the others wait without using a core."""
+"""Rows in turns: one trains at a time, in shuffled order, while the others wait without using a core."""
 
 import itertools
 import sys
@@ -16,8 +16,8 @@ from comparison.run.turns import Run, take_turns
 from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
 
-# A row without torch, of sys.argv[2] ranks and 3 epochs: each writes what it does, and when, into one file.
-# sys.argv[5]: the size of its GPU, if it has one, and what a row takes of it in its first epoch and keeps.
+# A row without torch, with 3 epochs. Its arguments: name, number of ranks, code of a fault in epoch 2, the log of all
+# ranks, and, with a GPU, its size and how much of it a row takes in its first epoch and keeps.
 ROW = f"""
 import os, signal, sys, time
 sys.path.insert(0, {str(PROJECT)!r})
@@ -54,7 +54,7 @@ if rank < ranks - 1:
 """
 
 
-KILLS_WHO_WAITS = (
+KILLS_ANOTHER_ROW = (
     "[pid] = [int(line.split()[3]) for line in open(events) if ' b 0 ' in line and 'start' in line]; "
     "os.kill(pid, signal.SIGKILL)"
 )
@@ -62,7 +62,7 @@ KILLS_WHO_WAITS = (
 
 @pytest.fixture
 def rows(tmp_path):
-    """rows(a={}, b={"fault": …}): Runs of such rows; what they wrote, as (name, rank, PID, what) in time's order."""
+    """runs(a={}, b={"fault": …}), written(): Runs of such rows, and their log of (name, rank, PID, what) in order."""
     events = tmp_path / "events"
 
     def run(name, ranks=1, fault="", timeout=None, gpu=""):
@@ -84,7 +84,7 @@ def test_every_epoch_is_a_turn_in_shuffled_order(rows):
     outcomes = [*take_turns(runs(**{name: {} for name in "abcd"}), seed=1)]
     assert sorted(outcome.configuration for outcome in outcomes) == [*"abcd"]
     events = [(name, what) for name, _, _, what in written()]
-    assert events[:4] == [(name, "start") for name in "abcd"]  # and nobody trains before all have started
+    assert events[:4] == [(name, "start") for name in "abcd"]  # all start before one trains
     orders = []
     for epoch in (1, 2, 3):
         part = events[8 * epoch - 4 : 8 * epoch + 4]
@@ -103,7 +103,7 @@ def test_all_ranks_of_a_row_take_a_turn_together(rows):
         part = events[10 * epoch - 10 : 10 * epoch]
         assert {what for _, what in part} == {f"begin {epoch}", f"end {epoch}"}
         changes = sum(one[0] != other[0] for one, other in itertools.pairwise(part))
-        assert changes == 1, part  # the ranks of one row among themselves, then those of the other
+        assert changes == 1, part  # all ranks of one row, then all of the other
 
 
 @pytest.mark.parametrize(
@@ -111,14 +111,14 @@ def test_all_ranks_of_a_row_take_a_turn_together(rows):
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL), probably out of memory", -9),
         ("time.sleep(1000)", "timed out", "stopped after 2 s", 124),
-        (KILLS_WHO_WAITS, "failed", "signal 9 (SIGKILL), probably out of memory", -9),
+        (KILLS_ANOTHER_ROW, "failed", "signal 9 (SIGKILL), probably out of memory", -9),
     ],
     ids=["is killed", "hangs", "is killed while it waits"],
 )
 def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, rows):
     runs, written = rows
     rows = {"a": {}, "b": {"fault": fault, "timeout": 2}, "c": {}}
-    if fault == KILLS_WHO_WAITS:
+    if fault == KILLS_ANOTHER_ROW:
         rows |= {"a": {"fault": fault}, "b": {}}
     outcomes = {outcome.configuration: outcome for outcome in take_turns(runs(**rows), seed=2)}
     assert outcomes["b"].status == status and outcomes["b"].reason.startswith(f"{reason}, ")
@@ -134,9 +134,9 @@ def test_wall_time_and_timeout_count_only_a_rows_own_turns(rows):
 
 
 def test_foreign_cores_count_only_a_rows_own_turns(rows, monkeypatch):
-    turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # of all processes, before and after each turn of the row
+    turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # all processes, before and after each turn of the row
     monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
-    own = iter([*7 * [20], 33])  # of this process's children: the row's 13 are known when it has ended
+    own = iter([*7 * [20], 33])  # this process's children: the row's 13 are counted when it has ended
     monkeypatch.setattr(turns_module, "own_seconds", lambda: next(own))
     runs, _ = rows
     (outcome,) = take_turns(runs(a={}), seed=1)
@@ -155,8 +155,8 @@ def test_stolen_time_is_that_of_the_worst_core(rows, monkeypatch):
 def test_waiting_rows_leave_nothing_behind(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    told, end = [], turns_module.end_together
-    monkeypatch.setattr(turns_module, "end_together", lambda children: told.append(len(children)) or end(children))
+    signalled, end = [], turns_module.end_together
+    monkeypatch.setattr(turns_module, "end_together", lambda children: signalled.append(len(children)) or end(children))
     runs, _ = rows
     left = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True); os._exit(3)"
     turns = take_turns(runs(a={}, b={"ranks": 2}, c={"fault": left}), seed=1)
@@ -165,7 +165,7 @@ def test_waiting_rows_leave_nothing_behind(rows, tmp_path, monkeypatch):
     assert not [command for command in alive(f"{TAG}={own_tag()}").values() if command.startswith("sleep")]
     assert len(alive(f"{TAG}={own_tag()}")) == 3 and [*tmp_path.glob("parallel-training-*")]
     turns.close()
-    assert told == [2]  # all before one is waited for
+    assert signalled == [2]  # all are signalled before one is waited for
     assert not alive(f"{TAG}={own_tag()}") and not [*tmp_path.glob("parallel-training-*")]
 
 
@@ -179,18 +179,18 @@ def test_turns_need_memory_for_all_rows():
         configuration("ddp", per_device_batch_size=50, num_workers=2),
         configuration("mp", skip="it cannot run"),
     ]
-    # 1 device and half of 2 workers; then 2 devices and half of 2 workers and what launches the ranks
+    # 1 device and half of 2 workers; 2 devices and half of 2 workers and a launcher
     words = "together they could need 11.0 GiB of memory, 10.0 are free"
     for free, why in ((11, ""), (10, words)):
         assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, free * GIB))) == why
     assert "not known" in why_not_in_turns(plan, probe_of())
-    plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3, and what launches them
+    plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3 devices and half of a launcher
     assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
 
 
 def test_turns_need_a_gpu_that_several_processes_may_use():
     plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
-    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 0))) == ""  # room is found out row by row
+    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 0))) == ""  # its free memory does not matter
     assert "compute mode lets one process" in why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, None)))
     assert "GiB of memory" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, GIB)))
 
@@ -199,14 +199,9 @@ def test_turns_need_a_gpu_that_several_processes_may_use():
     "left, each, need, waves",
     [
         (100, 10, 10, ["abcd"]),
-        (
-            42,
-            10,
-            10,
-            ["abc", "d"],
-        ),  # 32, 22, 12: a third starts beside 22, and no fourth beside 12, which is not 1.25 x 10
+        (42, 10, 10, ["abc", "d"]),  # leaves 32, 22, 12: too little for a fourth, which needs 1.25 x 10
         (42, 10, 40, ["a", "b", "c", "d"]),  # nothing is measured, and the guess is large
-        (100, 10, 70, ["abcd"]),  # nor does the guess count once a row was measured
+        (100, 10, 70, ["abcd"]),  # the guess does not count once a row was measured
     ],
 )
 def test_as_many_rows_take_turns_as_fit_onto_a_gpu(left, each, need, waves, rows):
@@ -230,7 +225,7 @@ TRAINING = "--dataset synthetic-mnist --model mlp --train-size 480 --batch-size 
 
 
 def cpu_seconds(tag):
-    """CPU seconds of the processes that carry a tag, and of those that they waited for."""
+    """Return the CPU seconds of the processes with a tag and of the children they waited for."""
     return sum(sum(psutil.Process(process).cpu_times()[:4]) for process in alive(tag))
 
 
@@ -257,6 +252,6 @@ def test_a_waiting_run_uses_no_core_and_its_times_exclude_waiting(script, data_r
             time.sleep(waits)
             used.append(cpu_seconds(f"{TAG}={own_tag()}") - before)
     assert outcome.status == "ok", outcome.reason
-    assert len(used) == 2 and max(used) < 0.1 * waits, used  # a rank that looks again and again uses a core
+    assert len(used) == 2 and max(used) < 0.1 * waits, used  # a rank that polls would use a core
     assert outcome.result.total_seconds < outcome.wall_seconds
     assert outcome.result.startup_seconds < outcome.result.total_seconds
