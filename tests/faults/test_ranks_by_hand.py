@@ -134,7 +134,7 @@ def test_ranks_with_different_flags(script, first, second, message, two_ranks):
     two_ranks(f"{script}: {message}", message, first, second, script=script)
 
 
-CHECKSUMS = r"by (its|their) checksum: rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
+CHECKSUMS = r"checksum of the (code|data set): rank 0 has (\w{16}), rank 1 has (?!\2)(\w{16}); "
 
 
 @pytest.mark.slow
