@@ -207,21 +207,25 @@ class Report:
         return min(self._runs_of_rows) < max(self._runs_of_rows)
 
     @property
+    def _scripts(self) -> Sentence:
+        """The names of the user's scripts, and the number of their variants."""
+        own = [row.configuration.label for row in self.rows if not row.configuration.what_if]
+        names, variants = ", ".join(own), len(self.rows) - len(own)
+        scripts = say("training scripts {names}", names=names)
+        if len(own) == 1:
+            scripts = say("training script {names}", names=names)
+        return say("{scripts} and {tried}", scripts=scripts, tried=count(variants, "variant")) if variants else scripts
+
+    @property
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
-        runs = count(settings["repeats"] or max(self._runs_of_rows), "run")
+        fewest, most = min(self._runs_of_rows), max(self._runs_of_rows)
+        runs = count(settings["repeats"] or most, "run")
         if self.stopped_rows:
-            runs = say("{fewest} to {runs}", fewest=min(self._runs_of_rows), runs=runs)
+            runs = say("{fewest} to {runs}", fewest=fewest, runs=runs)
         if self.only_scripts:
-            own = [row.configuration.label for row in self.rows if not row.configuration.what_if]
-            tried = count(len(self.rows) - len(own), "variant")
-            names = ", ".join(own)
-            scripts = say("training scripts {names}", names=names)
-            if len(own) == 1:
-                scripts = say("training script {names}", names=names)
-            scripts = say("{scripts} and {tried}", scripts=scripts, tried=tried) if tried.values["n"] else scripts
-            return say("{scripts}, {runs} each", scripts=scripts, runs=runs)
+            return say("{scripts}, {runs} each", scripts=self._scripts, runs=runs)
         models = "/".join(dict.fromkeys(str(row.planned.model) for row in self.plan if not row.is_script))
         batch = "/".join(map(str, settings["batch_size"]))
         weak = settings["scaling"] == "weak"

@@ -107,7 +107,9 @@ class Configuration:
     @property
     def what_if(self) -> str:
         """The change that was made to a user's script, if any: see comparison.plan.scripts."""
-        return self.name.split("-", 2)[2] if self.is_script and self.name.count("-") > 1 and not self.role else ""
+        if not self.is_script or self.role or self.name == f"{SCRIPT}-{self.label}":
+            return ""
+        return self.name.rpartition("-")[2]
 
     @property
     def launched(self) -> tuple[str, ...]:

@@ -77,8 +77,12 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
     for pair in typed.split(",") if typed else ():
         flag, equals, value = pair.partition("=")
         name = flags[one_of(flags)(flag)]
-        parse = TRAINING[name].parse or _nothing
-        own[name] = True if parse is _nothing and not equals else parse(value)
+        if parse := TRAINING[name].parse:
+            own[name] = parse(value)
+        elif equals:
+            raise argparse.ArgumentTypeError(f"a switch takes no value, found {value!r}")
+        else:
+            own[name] = True
     chosen = one_of((*METHODS, "ladder"))(method)
     return [(name, own) for name in (ladder() if chosen == "ladder" else [chosen])]
 
@@ -92,10 +96,6 @@ def guess(text: str) -> str:
 def slice_length(text: str) -> int | float:
     """Parse a number of steps, or a time with a unit into seconds, for argparse."""
     return positive_int(text) if text.isdigit() else seconds(text)
-
-
-def _nothing(text):
-    raise argparse.ArgumentTypeError(f"a switch takes no value, found {text!r}")
 
 
 def _baseline(text):

@@ -86,8 +86,9 @@ def _configuration(method, choice, shown, own, machine, shared_flags):
     if "bucket_mb" in kind.uses and choice["bucket_mb"]:
         command = [*command, "--bucket-mb", f"{choice['bucket_mb']:g}"]
     choice = {**choice, "threads": max(1, int(machine.cores)) if kind.all_cores else choice["share"], **own}
-    batch = choice["batch_size"] * (shares if choice["scaling"] == "weak" else 1)
-    choice |= {"batch_size": batch, "per_device_batch_size": -(-batch // shares)}
+    if choice["scaling"] == "weak":
+        choice["batch_size"] *= shares
+    choice["per_device_batch_size"] = -(-choice["batch_size"] // shares)
     choice["device"] = "gpu" if machine.gpus else "cpu"
     error = _contradiction(kind, choice, devices, stages)
     skip = str(error or kind.missing or _obstacle(kind, choice, stages, needed, nodes, machine))

@@ -23,11 +23,9 @@ class HelperFailed(SystemExit):
     """A helper process failed with this exit code, and has printed the cause to stderr."""
 
 
-def run_child(
-    command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None, timeout: float | None = None
-) -> int:
+def run_child(command: tuple[str, ...], log: Path, timeout: float | None = None) -> int:
     """Run `command` as started() does. Return its exit code, -n for signal n, or TIMED_OUT after `timeout` seconds."""
-    with started(command, log, environment) as child:
+    with started(command, log) as child:
         try:
             return child.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -33,7 +33,7 @@ from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_mem
 # The next row starts if this many times the memory of the largest row is free. With less, cuDNN would have less work
 # space and choose slower algorithms.
 ROOM = 1.25
-LOOK_EVERY = 0.02  # seconds between two checks whether a child has ended; that it waits for its turn is seen at once
+LOOK_EVERY = 0.02  # seconds between checks whether a child has ended; a child that waits is noticed at once
 LONGEST_LOOK = 0.5  # seconds; a check that took longer was interrupted: this program was stopped meanwhile
 
 
@@ -83,7 +83,7 @@ class Run(contextlib.ExitStack):
         self._command = (*configuration.launched, *own)
         self._one_node = configuration.nodes == 1
         self._wall_seconds = self._foreign_seconds = 0.0
-        self._orphans_seconds = 0.0  # of processes of this turn that nobody waited for, so own_seconds() misses them
+        self._orphans_seconds = 0.0  # of this turn's processes without a waiting parent, which own_seconds() misses
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
         self._child: subprocess.Popen | None = None

@@ -218,12 +218,14 @@ def test_row_names_and_shuffled_order():
 def test_variants_of_a_single_script():
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
-        (row,) = script_rows([parse_script("python train.py")], machine)
-        return {other.label: other for other in what_if(row, machine, ranks)}
+        (row,) = script_rows([parse_script("python my-train.py")], machine)
+        variants = what_if(row, machine, ranks)
+        assert row.what_if == "" and all(other.name == f"{row.name}-{other.what_if}" for other in variants)
+        return {other.label: other for other in variants}
 
     rows = made(0, 4)
     assert list(rows) == ["freed memory kept", "1 thread", "4 loader workers", "data parallel ×2, tried"]
-    assert all(row.command[0] == "env" and row.command[-2:] == ("python", "train.py") for row in rows.values())
+    assert all(row.command[0] == "env" and row.command[-2:] == ("python", "my-train.py") for row in rows.values())
     assert rows["1 thread"].command[1] == "OMP_NUM_THREADS=1"
     assert rows["4 loader workers"].command[1] == 'PARALLEL_TRAINING_CHANGE={"workers": 4}'
     tried = rows["data parallel ×2, tried"].command
