@@ -22,7 +22,8 @@ TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node=2 ddp_train.p
 
 def listeners(command, data_root, tmp_path) -> dict[int, set]:
     """Run a command; return the TCP addresses on which each of its processes ever listened, by PID."""
-    words, marker, found = shlex.split(command), uuid.uuid4().hex, {}
+    words = shlex.split(command.replace("'python ", f"'{sys.executable} "))
+    marker, found = uuid.uuid4().hex, {}
     directory = ["--output-dir" if "compare_parallel.py" in words else "--figure-dir", str(tmp_path)]
     command = words if "--script" in words else small(" ".join(words), data_root)
     options = {"cwd": PROJECT, "stdout": subprocess.DEVNULL, "env": {**child_environment(), "TEST_MARKER": marker}}
