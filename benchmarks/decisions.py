@@ -25,8 +25,9 @@ from comparison.judge.decision import Decision
 from comparison.judge.measures import PER_EPOCH, WHOLE_RUN
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.methods import METHODS
+from comparison.outcomes import Outcome
 from comparison.record import Equivalence, Report
-from comparison.rows import Configuration, Outcome, Planned
+from comparison.rows import Configuration, Planned
 
 IMAGES, BATCH, MAX_STEPS = 10_000, 100, 20  # per epoch; per step; steps of a shortened epoch
 RIVALS = ("ddp", "fsdp", "pipeline", "accelerate", "ddp-bf16", "ddp-zero")

@@ -22,8 +22,9 @@ from common.machine.entry import run_script
 from common.settings.arguments import positive_int
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs, plan_proof
+from comparison.outcomes import Outcome
 from comparison.record import Report
-from comparison.rows import Configuration, Outcome, Planned
+from comparison.rows import Configuration, Planned
 
 BATCH, STEPS, EPOCHS = 100, 100, 3
 ALONE = {"data": 1.0, "transfer": 0.5, "forward": 12.0, "backward": 24.0, "exchange": 0.0, "update": 2.0}  # ms

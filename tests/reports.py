@@ -254,7 +254,7 @@ def single(epochs=3, **values):
 
 
 def halves(**changed):
-    """Return the phases of an even share between two ranks, except for the changed ones."""
+    """Return half the time of every phase, as for two ranks, except for the changed phases."""
     return {**{name: value / 2 for name, value in STEP_MS.items()}, **changed}
 
 

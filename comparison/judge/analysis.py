@@ -14,10 +14,11 @@ from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.judge.summaries import Summary
+from comparison.outcomes import Outcome
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import TRAINED, options_of
 from comparison.record import Report
-from comparison.rows import Outcome, Row
+from comparison.rows import Row
 
 WORTH = 1.03  # speed-up in its first launch from which an option is launched again
 

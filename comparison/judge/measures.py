@@ -21,8 +21,9 @@ from comparison.judge.blocks import (
 )
 from comparison.judge.statistics import CONFIDENCE, EQUAL_WITHIN, Array, look_confidence, resolution
 from comparison.judge.summaries import A_THOUSAND, Finding, Summary, successful_runs, summarise
+from comparison.outcomes import Outcome
 from comparison.record import Report
-from comparison.rows import Outcome, Row
+from comparison.rows import Row
 
 PER_EPOCH, WHOLE_RUN, TO_TARGET, PER_SAMPLES = "epoch", "run", "target", "samples"
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from common.files.results import EpochRecord, PhaseTimes, RunResult
 from comparison.judge.statistics import Array, mean_interval
-from comparison.rows import Outcome, Row
+from comparison.outcomes import Outcome
+from comparison.rows import Row
 
 A_THOUSAND = 1000  # samples: scripts are compared by the time for these, as they have no epochs in common
 

@@ -9,7 +9,8 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
-from comparison.rows import Row, Trial
+from comparison.outcomes import Trial
+from comparison.rows import Row
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say
 
 SENTENCES = {key: texts[ENGLISH] for key, texts in catalogue("sentences").items()}

@@ -172,12 +172,12 @@ def _conclusion(analysis, entry):
 
 
 def _ratio_cell(ratio):
-    """A disturbed ratio has no interval, because it proves nothing."""
+    """Return a ratio, without its interval if other programs disturbed the runs."""
     return say("{x:.2f} disturbed", x=ratio.value) if ratio and ratio.disturbed else ratio
 
 
 def _exclusion(analysis, entry):
-    """Why a row has no time, or must not be used; an empty string if it may be."""
+    """Return why a row has no time or must not be recommended; "" if it may be."""
     row = entry.row
     if row.configuration.skip:
         return say("skipped: {why}", why=named(row.configuration.skip))

@@ -23,7 +23,7 @@ def remedies(*rows, **settings):
 
 
 def slow(phase, **values):
-    """Two ranks with 6 ms more in a phase than an even share."""
+    """Two ranks that halve every phase, with 6 ms more in one."""
     own = rank(halves(**{phase: halves()[phase] + 6.0}))
     return ddp(own, own, **values)
 
@@ -60,7 +60,7 @@ def test_the_remedy_of_waiting_for_workers_is_the_resident_loader():
     (remedy,) = remedies(single(**{**WORKERS, "workers_per_process": 2}), slow("data", **WORKERS))
     assert (remedy.cause, remedy.change) == ("data", "loader resident")
     assert remedy.flags == ("--loader", "resident", "--num-workers", "0")
-    assert remedy.predicted.value == pytest.approx(6.5)  # all waiting, not only that above an even share
+    assert remedy.predicted.value == pytest.approx(6.5)  # all waiting, not only the excess
     probe = {"resident_images_per_second": 50_000.0}  # a rank's 50 images in 1 ms
     (remedy,) = remedies(single(**{**WORKERS, "workers_per_process": 2}), slow("data", **WORKERS), probe=probe)
     assert remedy.predicted.value == pytest.approx(5.5)
@@ -135,7 +135,7 @@ def test_a_missing_proof_is_explained_if_requested(rows, settings, why):
 
 
 def steps_of(remedy_row, changed, jitter=JITTER):
-    """Runs of two ranks; changed: the phases that differ from an even share."""
+    """Runs of two ranks that halve every phase; changed: the phases that differ."""
     own = rank(halves(**changed))
     return remedy_row, [run(own, own, factors=3 * (factor,)) for factor in jitter]
 

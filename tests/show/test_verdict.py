@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse
+from comparison.outcomes import Foreign
 from comparison.record import Equivalence
-from comparison.rows import Foreign
 from comparison.show import verdict as words
 from comparison.show.advice import recommendations as advised
 from comparison.show.detail_tables import sweep_tables
