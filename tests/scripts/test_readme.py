@@ -213,7 +213,7 @@ def test_the_cluster_pages_agree_and_their_commands_are_valid(monkeypatch):
         [re.findall(pattern, page, re.MULTILINE) for page in pages]
         for pattern in (r"^    (\S.*)$", r"^\| `([^`]+)` \|")
     )
-    assert commands[0] == commands[1] and messages[0] == messages[1] and len(messages[0]) == 8
+    assert commands[0] == commands[1] and messages[0] == messages[1] and len(messages[0]) == 7
     compared = [flags for line in commands[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
