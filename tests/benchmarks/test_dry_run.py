@@ -44,7 +44,7 @@ socket.socket.connect = connect_here
 """
 FEW = "--train-size 96 --batch-size 48 --epochs 2 --repeats 1 --model mlp --precision fp32 --target-accuracy 0.01"
 SHORT_FLAGS = {
-    "tests": "-k bf16_is_found",
+    "tests": "-k bf16_trains",
     "methods": f"{FEW} --methods single dp",
     "one-device": f"{FEW} --methods single single:cuda-graph",
     **{name: "--blocks 2" for name in ("overhead", "peers", "roofline")},
