@@ -162,6 +162,8 @@ def call(python, tmp_path, monkeypatch):
 def test_calls_on_several_machines_complete_all_steps(bundle, call, tmp_path):
     """In the first call, parts of CIFAR-10 are missing and a step is stopped. The next calls resume."""
     parts = {part.name: part for part in bundle.iterdir()}
+    if "mnist.tar.gz" not in parts:
+        pytest.skip("needs MNIST in ./data")
     assert all(part.stat().st_size < 45 * 2**20 for part in parts.values())
     packs = []
 
