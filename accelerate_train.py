@@ -25,7 +25,7 @@ from common.ranks.start import start_ranks
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # fail if the ranks differ in flags, data or code
+    place.check_same_settings(image_set)  # fail if the ranks differ in flags, data or code
     # not passed to prepare(), which would pad the test set; all methods use the same loaders
     sampler = DistributedSampler(image_set.train_labels, place.ranks, place.rank, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, place.device, sampler)

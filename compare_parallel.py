@@ -28,7 +28,7 @@ from common.errors import DATA, FAILED, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
-from common.machine.sharing import COMPARISON, computing, wait_for_others
+from common.machine.sharing import COMPARISON, register_program, wait_for_others
 from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
@@ -37,7 +37,7 @@ from comparison.plan.arguments import choose_loader, refuse_impossible, warn_of_
 from comparison.plan.counterparts import before, scripts_before, twin_of
 from comparison.plan.flags import settings_of
 from comparison.plan.plan import Configuration, file_name, make_order, make_plan
-from comparison.plan.scripts import script_rows, what_if
+from comparison.plan.scripts import script_rows, variants_of
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
@@ -85,7 +85,7 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
         found = f"{' and '.join(map(str, others))} will disturb the times"
         print(f"warning: {found}; wait for the end, or type e.g. --wait 1h", file=sys.stderr, flush=True)
     report, shared_flags = plan_comparison(arguments, shared_flags, directory)
-    with only_writer(directory), computing(COMPARISON):
+    with only_writer(directory), register_program(COMPARISON):
         if arguments.resume:
             report = continued(report, directory / "results.json")
         else:
@@ -134,7 +134,7 @@ def plan_scripts(arguments: argparse.Namespace, machine: Machine) -> list[Config
     """Return the rows of a comparison of --script commands alone. A single script is compared with its variants."""
     plan = script_rows(arguments.script, machine)
     if len(plan) == 1 and not arguments.against:
-        plan += what_if(plan[0], machine, max(arguments.nproc) if arguments.nproc else None)
+        plan += variants_of(plan[0], machine, max(arguments.nproc) if arguments.nproc else None)
     if arguments.twin:
         plan += twin_of(plan, SCRIPT)
     if arguments.against:

@@ -14,7 +14,7 @@ from common.settings.command import begin_one, value
 
 FLAGS = {
     "--use-parallel": value("nn.DataParallel on N GPUs (all)", nargs="?", const=0),
-    "--simulate-devices": value("go through DataParallel's steps for N devices on the one that there is"),
+    "--simulate-devices": value("go through DataParallel's steps for N devices on a single one"),
 }
 typed = begin_one(__name__, __doc__, FLAGS)  # before torch is imported
 

@@ -33,13 +33,13 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, share_out, synchronize
+from common.ranks.exchange import COMPRESS, describe_exchange, refuse_contradictions, shard_optimizer, synchronize
 from common.ranks.start import start_ranks
 
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # fail if the ranks differ in flags, data or code
+    place.check_same_settings(image_set)  # fail if the ranks differ in flags, data or code
     sampler = DistributedSampler(image_set.train_labels, place.ranks, place.rank, seed=config.seed, drop_last=True)
     loaders = make_loaders(image_set, config, place.device, sampler)
 
@@ -56,7 +56,7 @@ def train(config, options, place):
 
     optimizer = build_optimizer(model.parameters(), config)
     if options.zero:
-        optimizer = share_out(optimizer, model)
+        optimizer = shard_optimizer(optimizer, model)
     loss_function = build_loss(config, model)
     last_gradient = LastGradient(model)  # ends the backward phase; the rest of the exchange follows
 

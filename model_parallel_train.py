@@ -26,7 +26,7 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.stages import TwoStage, choose_two, cut_in_two, describe_two
+from common.ranks.stages import TwoStage, choose_stage_devices, describe_two, split_in_two
 from common.ranks.start import start_one
 
 
@@ -38,7 +38,7 @@ def train(config, options, place):
     model = build_model(config, image_set)
     model.to(place.device)
     images = torch.zeros(config.batch_size, *image_set.image_shape, device=place.device)
-    cut = cut_in_two(model, images, options.split_at)
+    cut = split_in_two(model, images, options.split_at)
     parallel = TwoStage(model[:cut], model[cut:], place.devices, options.micro_batches)
 
     optimizer = build_optimizer(model.parameters(), config)
@@ -59,4 +59,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_one(train, typed, choose_two)
+    start_one(train, typed, choose_stage_devices)

@@ -43,7 +43,7 @@ def refuse(config, options):
 
 def train(config, options, place):
     image_set = load_image_set(config)
-    place.agree(image_set)  # fail if the ranks differ in flags, data or code
+    place.check_same_settings(image_set)  # fail if the ranks differ in flags, data or code
     sampler = DistributedSampler(image_set.train_labels, 1, 0, seed=config.seed, drop_last=True)  # same on all ranks
     loaders = make_loaders(image_set, config, place.device, sampler, labels_only=place.rank > 0)  # images on rank 0
 

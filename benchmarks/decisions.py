@@ -43,7 +43,7 @@ class Truth:
 
     start, warm_up, epoch, evaluation: seconds; warm_up is added to the first epoch. noise: relative standard deviation
     of its times. epochs: until the target, or as requested. stalls: share of epochs that take three times as long.
-    fails: number of failing runs. accuracy: final, in percent. broken: it computes something else.
+    fails: number of failing runs. accuracy: final, in percent. broken: it has different weights.
     """
 
     method: str
@@ -237,7 +237,7 @@ def _verdict(seed: int, scenario: Scenario, analysis: Analysis, decision: Decisi
     eligible = [truth for truth in timed if truth.eligible]
     if decision.kind != "use":
         all_cores = any(truth.method == "single-all-cores" for truth in timed)
-        reasons = {"disturbed": scenario.disturbed, "none sound": not eligible, "all cores": not all_cores}
+        reasons = {"disturbed": scenario.disturbed, "none eligible": not eligible, "all cores": not all_cores}
         expected = reasons.get(decision.kind, False)
         return Verdict(seed, decision.kind, by, "", None, "" if expected else f"none, {decision.kind}")
     truth, regret = truths[decision.best.name], None
@@ -252,19 +252,19 @@ def contradiction(analysis: Analysis, decision: Decision) -> str:
     best, said = decision.best, {entry.name: entry.result for entry in analysis.rows}
     if any(word in said[best.name] for word in DOUBTS):
         return f"the row to use is called “{said[best.name]}”"
-    if any(entry.name in decision.out for entry in decision.tied):
+    if any(entry.name in decision.ineligible for entry in decision.tied):
         return "a tied row must not be used"
-    for entry in decision.rows:
+    for entry in decision.eligible:
         ratio = decision.ratios[entry.name]
         if entry is not best and ratio.words == SLOWER:
             return f"{entry.name} is proved to be faster than the row to use"
         if entry is not best and (entry in decision.tied) == (ratio.words == FASTER):
             return f"{entry.name} is tied and slower, or neither"
     for sweep in analysis.sweeps:
-        usable = [entry for entry in sweep.fastest if entry.name not in decision.out]
+        usable = [entry for entry in sweep.fastest if entry.name not in decision.ineligible]
         if best in sweep.rows and usable and best not in usable and decision.wall_time.kind == PER_EPOCH:
             return f"the sweep of {sweep.name} calls others the fastest"
-    if decision.wall_time.kind == WHOLE_RUN and decision.later and decision.later.name in decision.out:
+    if decision.wall_time.kind == WHOLE_RUN and decision.later and decision.later.name in decision.ineligible:
         return "the row for longer trainings must not be used"
     return ""
 

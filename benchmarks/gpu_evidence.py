@@ -25,7 +25,7 @@ from measure import PROJECT
 from offline import has, read_bundle, write_bundle
 
 from common.errors import FAILED, MACHINE, SuiteError
-from common.files.writing import replacing, write_json, write_text
+from common.files.writing import atomic_write, write_json, write_text
 from common.machine.entry import run_script
 from common.settings.arguments import OneLineParser, positive_float
 from comparison.run.launch import TIMED_OUT, run_child
@@ -94,7 +94,7 @@ def pack(directory: Path, target: Path) -> None:
     files = sorted(sizes, key=lambda file: sizes[file])
     for number in range(1, PACKS + 1):
         with (
-            replacing(target / f"evidence-{number}.zip") as file,
+            atomic_write(target / f"evidence-{number}.zip") as file,
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive,
         ):
             while files and file.tell() + sizes[files[0]] < PACK_BYTES - INDEX_BYTES:
@@ -167,7 +167,7 @@ def main() -> None:
     write_json(found, directory / "check.json")
     steps = run_steps(arguments, directory, environment, start + 60 * arguments.minutes - CLEANUP_SECONDS)
     if failed := [name for name, step in steps.items() if step["exit_code"]]:
-        what = f"these did not come to a good end: {', '.join(failed)}"
+        what = f"these steps failed or were cut off: {', '.join(failed)}"
         where = f"their logs are in {directory.relative_to(PROJECT)}"
         raise SuiteError(what, where, "the same command tries them again, after those not tried yet", FAILED)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from measure import call, config_of
 
-from common.data.archives import are_there
+from common.data.archives import all_exist
 from common.data.image_set import load_image_set
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.settings.datasets import DATASETS
 
 PARTS = 3  # of CIFAR-10
@@ -25,7 +25,7 @@ def write_bundle(directory: Path, missing: list[str], version: str, root: Path) 
         how = (*platforms, "--only-binary=:all:", "--no-deps", "--upgrade", f"--python-version={version}")
         call("-m", "pip", "install", "--quiet", f"--target={directory.resolve() / 'site'}", *how, *missing)
     directory.mkdir(parents=True, exist_ok=True)
-    if are_there(root, files := DATASETS["mnist"].files):
+    if all_exist(root, files := DATASETS["mnist"].files):
         with tarfile.open(directory / "mnist.tar.gz", "w:gz") as archive:
             for file in files:
                 archive.add(root / file, file)
@@ -48,7 +48,7 @@ def read_bundle(directory: Path, root: Path) -> None:
     if len(files) == PARTS and not has("cifar10", root):
         parts = [np.load(file) for file in sorted(files)]
         for name in sorted(parts[0].files, reverse=True):  # -about last, as has() looks for it
-            with replacing(root / "decoded" / f"{name}.npy") as file:
+            with atomic_write(root / "decoded" / f"{name}.npy") as file:
                 np.save(file, np.concatenate([sums(part[name]) for part in parts]))
 
 
@@ -69,4 +69,4 @@ def sums(images: np.ndarray) -> np.ndarray:
 
 
 def has(name: str, root: Path) -> bool:
-    return are_there(root, DATASETS[name].files) or (root / "decoded" / f"{name}-about.npy").exists()
+    return all_exist(root, DATASETS[name].files) or (root / "decoded" / f"{name}-about.npy").exists()

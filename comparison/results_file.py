@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from common.errors import DATA, SuiteError
-from common.files.reading import as_record, read_json, without_nan
+from common.files.reading import as_record, read_json, to_json_types
 from common.files.writing import write_json
 from comparison.record import Report, Settings
 
@@ -55,8 +55,8 @@ def read_results(path: Path) -> Report:
         raise SuiteError(f"cannot read {path}", found, advice, DATA)
     if not intact:
         raise SuiteError(
-            f"{path} is not what was measured",
-            "its content does not match its checksum: it was edited",
+            f"{path} was changed after it was written",
+            "its content does not match its checksum",
             "undo the change, or run the comparison again",
             DATA,
         )
@@ -72,7 +72,7 @@ def as_read(report: Report) -> Report:
 
 
 def _to_json(report):
-    return without_home(without_nan(report))
+    return without_home(to_json_types(report))
 
 
 def _from_json(values):

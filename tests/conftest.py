@@ -20,7 +20,7 @@ import compare_parallel
 from common.engine.timing import Stopwatch
 from common.settings.config import parse, script_parser
 from comparison.methods import Machine
-from tests.fixtures import PROJECT, child_environment, misfits, small, start_here
+from tests.fixtures import PROJECT, child_environment, misfits, run_in_process, small
 from tests.pretended_gpus import pretended_gpus
 
 torch.set_num_threads(1)
@@ -155,7 +155,7 @@ def train_on_gpus(monkeypatch, tmp_path, data_root):
             nullcontext() if rank is None else pretended_rank(rank, 2),
         ):
             before()
-            start_here(monkeypatch, script)
+            run_in_process(monkeypatch, script)
         if rank:
             return SimpleNamespace(gpus=gpus)
         result = json.loads(output.read_text())

@@ -124,7 +124,7 @@ def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelConte
     return ParallelContext(**{**defaults, **values})
 
 
-def start_here(monkeypatch, script: str) -> None:
+def run_in_process(monkeypatch, script: str) -> None:
     """Run a script in this process with the current sys.argv. Errors are raised."""
     monkeypatch.setattr("common.ranks.start.run_script", lambda main, as_rank=False: main())
     monkeypatch.setattr("common.settings.command.begin", lambda name, parse, as_rank: parse())

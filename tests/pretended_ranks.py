@@ -110,7 +110,7 @@ def pretended_rank(rank: int, ranks: int):
 
     def find_ranks(config, options, init_method):
         place = Rank(rank, ranks, torch.device("cuda", rank), dist.HashStore(), config, options)
-        place.agree = lambda image_set: None
+        place.check_same_settings = lambda image_set: None
         return place, (0, 1)
 
     with contextlib.ExitStack() as stack:

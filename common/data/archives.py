@@ -15,14 +15,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from common.errors import DATA, SuiteError
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.settings.datasets import Archive
 
 PATIENCE = 2.0  # seconds to wait for another process before printing a message
 STALL_SECONDS = 30.0  # timeout of a connection that delivers nothing
 
 
-def are_there(root: Path, files: Mapping[str, str]) -> bool:
+def all_exist(root: Path, files: Mapping[str, str]) -> bool:
     return all((root / file).is_file() for file in files)
 
 
@@ -48,10 +48,10 @@ def read_checked(root: Path, files: Mapping[str, str]) -> list[bytes]:
     return contents
 
 
-def get(archive: Archive, places: Sequence[str], root: Path) -> None:
+def fetch_archive(archive: Archive, places: Sequence[str], root: Path) -> None:
     """Unpack an archive below `root`, from a valid copy in `root` or else from a download.
 
-    places: URLs of directories. The caller holds the lock (only_one_process()). Raises SuiteError (DATA).
+    places: URLs of directories. The caller holds the lock (data_lock()). Raises SuiteError (DATA).
     """
     path = root / archive.name
     content = path.read_bytes() if path.is_file() else b""
@@ -60,7 +60,7 @@ def get(archive: Archive, places: Sequence[str], root: Path) -> None:
             print(f"Downloading {archive.name} to {root}", file=sys.stderr)
         content = _download(archive, places)
     for name, source in _members(archive, content):
-        with replacing(root / name) as target:
+        with atomic_write(root / name) as target:
             shutil.copyfileobj(source, target)
 
 
@@ -97,7 +97,7 @@ def _download(archive, places):
 
 
 @contextlib.contextmanager
-def only_one_process(root: Path) -> Iterator[None]:
+def data_lock(root: Path) -> Iterator[None]:
     """Create the data directory and hold a lock on it. A second process waits, and then finds the data there."""
     lock = FileLock(root / ".lock")
     try:

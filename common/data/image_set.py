@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from common.data import synthetic
-from common.data.archives import are_there, get, md5_of, only_one_process, read_checked
+from common.data.archives import all_exist, data_lock, fetch_archive, md5_of, read_checked
 from common.data.folder import DEFAULT_SIZE, read_folder, stamp
 from common.errors import DATA, SuiteError
 from common.files.reading import regular
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.machine.environment import require_torchvision
 from common.settings.config import FOLDER, RunConfig
 from common.settings.datasets import DATASETS
@@ -84,11 +84,11 @@ def _load_known(config, known):
         return _cached(root, f"{name}-{version}", name, lambda: (*draw(), known.classes))
 
     def decode():
-        if not are_there(root, known.files):
-            with only_one_process(root):  # another process may be downloading the files
+        if not all_exist(root, known.files):
+            with data_lock(root):  # another process may be downloading the files
                 for archive in known.archives:
-                    if not are_there(root, archive.files):
-                        get(archive, (config.data_url,) if config.data_url else known.places, root)
+                    if not all_exist(root, archive.files):
+                        fetch_archive(archive, (config.data_url,) if config.data_url else known.places, root)
         return *LAYOUTS[known.layout](read_checked(root, known.files)), known.classes
 
     return _cached(root, name, name, decode, lock=False)  # the data directory may be read-only
@@ -101,14 +101,14 @@ def _cached(root, key, name, make, lock=True):
     """
     if cached := _read_cache(root, key, name):
         return cached
-    with only_one_process(root) if lock else contextlib.nullcontext():
+    with data_lock(root) if lock else contextlib.nullcontext():
         if cached := _read_cache(root, key, name):
             return cached
         *arrays, classes = make()
         made = _image_set(name, arrays, classes)
         with contextlib.suppress(OSError, SuiteError):  # e.g. a full disk; then it is made again next time
             for file, value in zip(_cache_files(root, key), (*arrays, [*classes, made.sha256]), strict=True):
-                with replacing(file) as target:
+                with atomic_write(file) as target:
                     np.save(target, value)
         return made
 

@@ -16,8 +16,8 @@ from common.errors import DATA, USAGE, SuiteError
 from common.files.checksums import DIGITS, file_checksum
 from common.files.reading import as_record, refuse_inflated
 from common.files.results import EpochRecord
-from common.files.writing import replacing
-from common.settings.config import FLAGS, RunConfig, flags_that, option
+from common.files.writing import atomic_write
+from common.settings.config import FLAGS, RunConfig, flags_with, option
 from common.settings.schedules import length_of
 from common.words import count
 
@@ -72,7 +72,7 @@ def _damaged(path, found):
 def _decisive(config, options):
     """Return the flags that must not change when a training is resumed. Where a network is cut may change."""
     own = {name: value for name, value in vars(options).items() if name not in ("spawn", "dist_timeout", "split_at")}
-    names = (name for name in flags_that("decides") if name != "loader" or config.loader)  # may not be chosen yet
+    names = (name for name in flags_with("decides") if name != "loader" or config.loader)  # may not be chosen yet
     return {**{name: getattr(config, name) for name in names}, **own}
 
 
@@ -151,7 +151,7 @@ class Checkpoints:
             "random": random_states,
             "begun": [asdict(training) for training in partial_epoch],
         }
-        with replacing(self.config.checkpoint or "") as file:
+        with atomic_write(self.config.checkpoint or "") as file:
             torch.save(state, file)
 
     def resume(self, settle: Callable[[], None] = lambda: None) -> tuple[list[EpochRecord], Training | None, str]:

@@ -18,7 +18,7 @@ from common.engine.step import to_device
 from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
 from common.files.results import EpochRecord
-from common.machine.entry import told
+from common.machine.entry import pending_signal
 from common.settings.config import RunConfig
 
 
@@ -70,7 +70,7 @@ def train_one_epoch(
             if after_step:
                 after_step()
             place.after_batch()
-            if told() and place.all_end_after(step):
+            if pending_signal() and place.all_stop_after(step):
                 break
     training = Training(
         data_rank=done.data_rank,
@@ -146,7 +146,7 @@ def fit(
 
     def gather_or_end(training):
         """Return every rank's Training, unless one of them received a signal."""
-        signals, trainings = zip(*place.gather((told(), training)), strict=True)
+        signals, trainings = zip(*place.gather((pending_signal(), training)), strict=True)
         if max(signals):
             on_signal(max(signals), [part for part in trainings if part])
         return trainings

@@ -26,7 +26,7 @@ class Place:
     def __init__(self, devices: Sequence[torch.device]):
         self.devices, self.device = tuple(dict.fromkeys(devices)), devices[0]
 
-    def agree(self, image_set: ImageSet) -> None:
+    def check_same_settings(self, image_set: ImageSet) -> None:
         """Raise SuiteError if the ranks have different flags, data or code."""
 
     def join(self) -> None:
@@ -42,7 +42,7 @@ class Place:
     def after_batch(self) -> None:
         """Called by the host, which may be ahead of its GPU, after each training or evaluation batch."""
 
-    def all_end_after(self, step: int) -> bool:
+    def all_stop_after(self, step: int) -> bool:
         """Return whether all ranks end after this step of an epoch. A rank that received a signal asks every step."""
         return True
 

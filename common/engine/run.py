@@ -28,11 +28,11 @@ from common.files.checksums import CODE, code_checksum
 from common.files.describe import describe_end, describe_epoch, describe_start, result_name
 from common.files.plots import draw_curves
 from common.files.results import RunResult, write_result
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.machine.entry import end_after_step
 from common.machine.environment import command_line, describe_environment, device_name, gpu_uuid
 from common.machine.memory import free_memory, hold_to
-from common.machine.sharing import TRAINING, computing
+from common.machine.sharing import TRAINING, register_program
 from common.machine.turns import Turns
 from common.models.build import plain_state
 from common.settings.schedules import build_schedule
@@ -50,7 +50,7 @@ def run(context: ParallelContext, train_step, optimizer, loaders, image_set: Ima
     train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED) after writing the
     result file if training diverged or missed its target; SystemExit after writing the checkpoint if a signal ended it.
     """
-    with end_after_step(ctrl_c=config.checkpoint is not None), computing(TRAINING):
+    with end_after_step(ctrl_c=config.checkpoint is not None), register_program(TRAINING):
         training = _Run(context, train_step, optimizer, loaders, image_set, config, options)
         partial_epoch = training.resume()
         training.announce()
@@ -190,7 +190,7 @@ class _Run:
             weights = plain_state(self.context.network, self.context.states and self.context.states.whole()["model"])
         self.write()
         if self.first and weights:
-            with replacing(self.config.save) as file:
+            with atomic_write(self.config.save) as file:
                 torch.save(weights, file)
 
     def trace(self):
@@ -252,7 +252,7 @@ def _before(context, config, options, content):
 def _describe_mixed(devices):
     """Return a note if the devices, named by device_name(), are of several kinds."""
     kinds = list(dict.fromkeys(device.partition(" (")[2].removesuffix(")") for device in devices))
-    return f"its devices are not alike ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
+    return f"its devices differ ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
 def _describe_scaling(config):

@@ -11,7 +11,7 @@ from common.engine.loop import train_one_epoch
 from common.engine.place import ParallelContext
 from common.engine.timing import PhaseTimer
 from common.files.results import Span
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.machine.lifetime import temporary_directory
 from common.settings.config import RunConfig
 
@@ -100,6 +100,6 @@ def write_trace(traces: list[RankTrace], path: Path) -> Path:
             {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": " ".join(map(str, thread))}}
             for thread, number in threads.items()
         ]
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(gzip.compress(json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()))
     return path

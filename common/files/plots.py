@@ -6,7 +6,7 @@ from typing import Any
 
 from common.files.describe import result_name
 from common.files.results import PHASES, RunResult, Span
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from common.words import count, printable
 
 LOOK = {"color": "#222222", "marker": "o"}  # of the curves of one run
@@ -47,7 +47,7 @@ def save_figure(figure, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     show_literally(figure)
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         # savefig() would draw the figure twice, and compress at level 6, which takes longer for large files.
         FigureCanvasAgg(figure).print_png(file, pil_kwargs={"compress_level": 3})
     figure.set_layout_engine("none")  # the layout is final

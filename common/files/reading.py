@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record", bound="DataclassInstance")
 LARGEST_TEXT = 2**28  # bytes; the results.json of a thousand runs has 20 MB
-KINDS = {
+FILE_KINDS = {
     stat.S_IFDIR: "a directory",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -27,7 +27,7 @@ KINDS = {
 
 def regular(path: str | Path) -> Path:
     """Return `path`. Raise ValueError if it is not a regular file: reading a FIFO, for example, would block."""
-    if kind := KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
+    if kind := FILE_KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
         raise ValueError(f"it is {kind}, no file")
     return Path(path)
 
@@ -69,17 +69,17 @@ def _finite(text):
     return number
 
 
-def without_nan(value):
+def to_json_types(value):
     """Return a copy of `value` as JSON types: records become dicts, tuples lists, NaN and infinity None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (str, int)) or value is None:
         return value
     if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
+        return {key: to_json_types(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nan(item) for item in value]
-    return {field.name: without_nan(getattr(value, field.name)) for field in fields(value)}
+        return [to_json_types(item) for item in value]
+    return {field.name: to_json_types(getattr(value, field.name)) for field in fields(value)}
 
 
 def as_record(values: object, kind: type[Record]) -> Record:
@@ -88,8 +88,8 @@ def as_record(values: object, kind: type[Record]) -> Record:
 
     record = msgspec.convert(values, kind)
     # msgspec ignores unknown fields and fills in defaults. Writing the record again reveals both.
-    written = without_nan(record)
-    if written != values and written != (found := without_nan(values)):
+    written = to_json_types(record)
+    if written != values and written != (found := to_json_types(values)):
         found, written = dict(_leaves(found)), dict(_leaves(written))
         place = min(place for place in {**found, **written} if found.get(place, ...) != written.get(place, ...))
         how = "missing" if place not in found else "unknown" if place not in written else reprlib.repr(found[place])

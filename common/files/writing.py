@@ -13,13 +13,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from common.errors import USAGE, SuiteError
-from common.files.reading import KINDS, without_nan
+from common.files.reading import FILE_KINDS, to_json_types
 
 TORN = "[a-z0-9_]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path):
+def atomic_write(path: str | Path):
     """Yield a temporary binary file that replaces `path` once all of it is on disk.
 
     If `path` is a symbolic link, its target is replaced. An existing file keeps its mode and owner; a new one gets 0666
@@ -67,7 +67,7 @@ def file_behind(path: str | Path, flag: str = "") -> Path:
         found = getattr(error, "strerror", None) or str(error)
         raise SuiteError(f"cannot write {path}", found, f"name another file{by_flag}", USAGE) from None
     if kind != stat.S_IFREG:
-        raise SuiteError(f"cannot write {path}", f"it is {KINDS[kind]}", f"name a file instead{by_flag}", USAGE)
+        raise SuiteError(f"cannot write {path}", f"it is {FILE_KINDS[kind]}", f"name a file instead{by_flag}", USAGE)
     return Path(os.path.realpath(path))
 
 
@@ -108,14 +108,14 @@ def _keep_mode(descriptor, path):
 
 def write_json(value: object, path: str | Path) -> None:
     """Write `value` as JSON, atomically. NaN and infinity, which JSON does not have, become null."""
-    text = json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False)
-    with replacing(path) as file:
+    text = json.dumps(to_json_types(value), indent=1, ensure_ascii=False, allow_nan=False)
+    with atomic_write(path) as file:
         file.write(text.encode(errors="backslashreplace"))  # surrogates of paths that are not UTF-8
 
 
 def write_text(text: str, path: str | Path) -> None:
     """Write a text in UTF-8, atomically. Paths in it that are not UTF-8 keep their bytes."""
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode(errors="surrogateescape"))
 
 

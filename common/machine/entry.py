@@ -95,7 +95,7 @@ def _call(main, as_rank):
             sys.exit(READER_GONE)
         if "--debug" in sys.argv:
             raise
-        tell(error, as_rank)
+        print_error(error, as_rank)
         sys.exit(explained(error).exit_code)
 
 
@@ -109,7 +109,7 @@ def _is_stdout_closed():
     return closed
 
 
-def tell(error: Exception, as_rank: bool) -> None:
+def print_error(error: Exception, as_rank: bool) -> None:
     """Print the line about an error; as a rank, also write it to the launcher's error file."""
     line = printable(f"{_location(error, as_rank)}{explained(error)}")
     print(f"error: {line}\n", end="", file=sys.stderr, flush=True)  # one write: other ranks share stderr
@@ -167,14 +167,14 @@ def _is_lost_worker(error, message):
     return isinstance(error, (OSError, EOFError)) and any(file.endswith(RESOURCE_SHARER) for file in files)
 
 
-def told() -> int:
+def pending_signal() -> int:
     """Return the signal that asked this process to end after the step, or 0."""
     return _pending_signal
 
 
 @contextlib.contextmanager
 def end_after_step(pass_on: Callable[[int], None] = lambda number: None, ctrl_c: bool = False) -> Iterator[None]:
-    """Record SIGTERM and SIGHUP for told() in the `with`, instead of ending, and call `pass_on` with the signal.
+    """Record SIGTERM and SIGHUP for pending_signal() during the `with`, and call `pass_on` with the signal.
 
     ctrl_c: record SIGINT as well; a second one ends the process at once. A run of a comparison records no signal.
     """

@@ -32,7 +32,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def computing(kind: str) -> Iterator[None]:
+def register_program(kind: str) -> Iterator[None]:
     """Register this process during the `with`. A comparison covers its runs, and a machine's first rank the others."""
     covered = TAG in os.environ or os.environ.get("LOCAL_RANK", "0") != "0"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as registration:

@@ -37,7 +37,7 @@ typed = begin(__name__, parse)
 import psutil
 import torch
 
-from common.data.archives import are_there, read_checked
+from common.data.archives import all_exist, read_checked
 from common.engine.setup import speed_up_of
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
@@ -141,7 +141,7 @@ def _shared_memory():
 
 def _data(root: Path) -> Iterator[Check]:
     for name, files in ((f"data: {name}", known.files) for name, known in DATASETS.items() if known.archives):
-        if not are_there(root, files):
+        if not all_exist(root, files):
             yield Check(name, NOTE, f"not in {root}", "downloaded when it is first used")
             continue
         try:

@@ -36,8 +36,8 @@ def refuse_different_ranks(place, image_set: ImageSet) -> None:
         raise SuiteError("ranks were started differently", "; ".join(differences), advice, USAGE)
     for other, gpu in enumerate(gpus):
         if gpu and gpus.index(gpu) < other:
-            what, advice = "every rank needs a GPU of its own", "start fewer ranks, or show each a GPU of its own"
-            raise SuiteError(what, f"ranks {gpus.index(gpu)} and {other} have one together, {gpu}", advice, MACHINE)
+            what, advice = "each rank needs its own GPU", "start fewer ranks, or give each its own GPU"
+            raise SuiteError(what, f"ranks {gpus.index(gpu)} and {other} share {gpu}", advice, MACHINE)
 
 
 def _shared_settings(place, image_set):

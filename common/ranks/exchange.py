@@ -28,7 +28,7 @@ def refuse_contradictions(config, options) -> None:
         raise SuiteError(what, "found --zero and --checkpoint or --resume", advice, USAGE)
 
 
-def share_out(optimizer, model):
+def shard_optimizer(optimizer, model):
     """Return a ZeroRedundancyOptimizer of the type and settings of `optimizer`."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # the import takes most of a second
 

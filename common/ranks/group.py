@@ -26,7 +26,7 @@ class Rank(Place):
         self.store, self.config, self.options = store, config, options
         self.end_announced = False
 
-    def agree(self, image_set: ImageSet) -> None:
+    def check_same_settings(self, image_set: ImageSet) -> None:
         if self.ranks > 1:
             refuse_different_ranks(self, image_set)
 
@@ -61,7 +61,7 @@ class Rank(Place):
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
 
-    def all_end_after(self, step: int) -> bool:
+    def all_stop_after(self, step: int) -> bool:
         """Return whether this step follows the one at which the last rank was asked to end: then all ranks end.
 
         Each rank stores the step at which it was asked. No rank is past the common last step, as no step finishes

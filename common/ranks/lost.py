@@ -20,7 +20,7 @@ import psutil
 import torch.distributed as dist
 
 from common.errors import FAILED, SuiteError
-from common.machine.entry import tell, told
+from common.machine.entry import pending_signal, print_error
 from common.machine.lifetime import has_launcher
 
 HEARTBEAT_SECONDS = 1.0
@@ -41,8 +41,8 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
             raise
         cause = f"{type(error).__name__}: {torch_message(error)}"
         missing = _missing_ranks(dist_timeout) if dist.is_initialized() else []
-        if told():  # the other rank got the signal too, or the launcher noticed its end
-            sys.exit(128 + told())
+        if pending_signal():  # the other rank got the signal too, or the launcher noticed its end
+            sys.exit(128 + pending_signal())
         if missing:
             atexit.register(kill_ranks, group_store(), missing)  # runs after the error line is printed
             cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
@@ -61,7 +61,7 @@ def _missing_ranks(dist_timeout):
         while True:
             missing = [rank for rank in range(dist.get_world_size()) if not store.check([f"lost-{rank}"])]
             waiting = GRACE_SECONDS + (dist_timeout if len(missing) > 1 else 0)
-            if not missing or told() or time.monotonic() > start + waiting:
+            if not missing or pending_signal() or time.monotonic() > start + waiting:
                 return missing
             time.sleep(0.1)
     except RuntimeError:  # the lost rank's process held the store
@@ -107,11 +107,11 @@ class Heartbeat:
 
     def _end(self, lost):
         """Name and kill the lost ranks, and end this process, whose main thread waits for a GPU."""
-        if not told():
+        if not pending_signal():
             found = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
-            tell(_lost_contact(found), as_rank=True)
+            print_error(_lost_contact(found), as_rank=True)
         kill_ranks(self.store, lost)
-        os._exit(128 + told() if told() else FAILED)
+        os._exit(128 + pending_signal() if pending_signal() else FAILED)
 
 
 def publish_process(store: dist.Store, rank: int) -> None:

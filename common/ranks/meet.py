@@ -36,7 +36,7 @@ def rank_device(kind: str, local_rank: int, local_world_size: int, all_visible: 
         return devices[0]
     if local_world_size > len(devices):
         found = f"{local_world_size} ranks, {count(len(devices), 'GPU')}"
-        raise SuiteError("every rank needs a GPU of its own", found, "start fewer ranks, or type --device cpu", MACHINE)
+        raise SuiteError("each rank needs its own GPU", found, "start fewer ranks, or type --device cpu", MACHINE)
     return devices[local_rank]
 
 

@@ -65,13 +65,13 @@ class TwoStage(nn.Module):
         return torch.cat(outputs)  # (B, classes) on device 1
 
 
-def choose_two(config, options) -> list[torch.device]:
+def choose_stage_devices(config, options) -> list[torch.device]:
     """Return the devices of the two stages: one device without --use-model-parallel, or if there is only one."""
     refuse_small_batch(config, options)
     return available_devices(config.device)[: 2 if options.use_model_parallel else 1]
 
 
-def cut_in_two(model: nn.Sequential, images: torch.Tensor, block: str | None) -> int:
+def split_in_two(model: nn.Sequential, images: torch.Tensor, block: str | None) -> int:
     """Return the index of the second stage's first block, as chosen by cut_model()."""
     refuse_uncut(model)
     return cut_model(model, 2, [block] if block else (), images)[1]

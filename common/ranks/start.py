@@ -19,7 +19,7 @@ from common.engine.place import Place
 from common.engine.setup import check_memory_limit, check_precision, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
-from common.machine.entry import AFTER_STEP, end_after_step, run_script, told
+from common.machine.entry import AFTER_STEP, end_after_step, pending_signal, run_script
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory
@@ -147,11 +147,11 @@ def _exit_like(rank, code, reported):
     """Exit like the first rank that failed; raise SuiteError if no rank reported an error."""
     if reported:  # a rank that reported its error may still crash at exit
         sys.exit(FAILED if code in SIGNAL_CODES else max(code, FAILED))
-    if code in SIGNAL_CODES or told():  # before its training, a rank is killed by the signal itself
-        sys.exit(code if code in SIGNAL_CODES else 128 + told())
+    if code in SIGNAL_CODES or pending_signal():  # before its training, a rank is killed by the signal itself
+        sys.exit(code if code in SIGNAL_CODES else 128 + pending_signal())
     killed = code == -signal.SIGKILL
     advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
-    raise SuiteError(f"rank {rank} ended without a word", describe_exit(code), advice, FAILED) from None
+    raise SuiteError(f"rank {rank} exited without an error message", describe_exit(code), advice, FAILED) from None
 
 
 def _start_method():

@@ -45,7 +45,7 @@ def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = No
 def begin_ranks(name: str, description: str, flags: Mapping[str, dict] | None = None) -> Any:
     """Begin a script that trains in ranks, like begin_one(). Return the argument of start_ranks()."""
     spawn = value("start N ranks here, without torchrun")
-    waiting = "give up when another rank does not answer for so many seconds (%(default)g)"
+    waiting = "fail if another rank does not answer for S seconds (%(default)g)"
     timeout = value(waiting, positive_float, "S", default=120.0)
     local_rank = value(SUPPRESS, int)  # typed by torch.distributed.launch and deepspeed
     own = {"--spawn": spawn, **(flags or {}), "--dist-timeout": timeout, "--local-rank": local_rank}

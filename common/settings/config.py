@@ -192,7 +192,7 @@ GROUPS = {  # first flag → heading in --help
 FLAGS: dict[str, Flag] = {entry.name: entry.metadata["flag"] for entry in fields(RunConfig)}
 
 
-def flags_that(trait: str) -> tuple[str, ...]:
+def flags_with(trait: str) -> tuple[str, ...]:
     """Return the fields of RunConfig with a trait: a boolean field of Flag."""
     return tuple(name for name, about in FLAGS.items() if getattr(about, trait))
 
@@ -218,7 +218,7 @@ def add_flags(parser: argparse.ArgumentParser, names: tuple[str, ...], several: 
 
 def add_training_flags(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """Add the flags shared by the training scripts and the comparison, and --debug."""
-    add_flags(parser, (*flags_that("shared"), "debug"), several)
+    add_flags(parser, (*flags_with("shared"), "debug"), several)
 
 
 def script_parser(description: str) -> OneLineParser:
@@ -235,7 +235,7 @@ def parse_with_recipe(parser: argparse.ArgumentParser, several: bool = False) ->
         return arguments
     if arguments.dataset not in (recipe := RECIPES[arguments.recipe]):
         parser.error(f"argument --recipe: {arguments.recipe} is for {', '.join(recipe)}")
-    lists, values = flags_that("several") if several else (), recipe[arguments.dataset].items()
+    lists, values = flags_with("several") if several else (), recipe[arguments.dataset].items()
     parser.set_defaults(**{name: [value] if name in lists else value for name, value in values})
     return parser.parse_args()
 
@@ -281,7 +281,7 @@ def _check_files(config: RunConfig) -> None:
         check_writable(file.parent, typed)
         if not os.access(file, os.W_OK) and file.exists():
             advice = f"name another file with {typed}, or change its rights"
-            raise SuiteError(f"cannot write {path}", "it may only be read", advice, USAGE)
+            raise SuiteError(f"cannot write {path}", "it is read-only", advice, USAGE)
         other = taken.get(str(file))
         if other and (typed, other) != ("--checkpoint", "--resume"):
             raise SuiteError(f"{other} and {typed} need a file each", f"both are {file}", "name two files", USAGE)

@@ -107,7 +107,7 @@ class Analysis:
         """Whether the epochs of all rows have equally many images, so that their times per epoch are comparable."""
         return equal_images(entry.row.results[0] for entry in self.done)
 
-    def beside_best(self, entry: RowAnalysis) -> Ratio | None:
+    def ratio_to_best(self, entry: RowAnalysis) -> Ratio | None:
         """Return how many times as long a row takes as the recommended row of the same training."""
         return next((decision.ratios[entry.name] for decision in self.decisions if entry.name in decision.ratios), None)
 

@@ -83,8 +83,8 @@ def _growth(case: Case) -> Iterator[Finding]:
     """Compare with the baseline's epochs, which also grow if the machine becomes slower."""
     own, relative = case.accounts.growth, case.accounts.relative_growth
     if own and relative and own.at_least(GROWTH) and relative.at_least(GROWTH):
-        told = "" if relative is own else "growing more"
-        yield Finding("growing", {"n": relative.value, "m": relative.margin}, told=told)
+        wording = "" if relative is own else "growing more"
+        yield Finding("growing", {"n": relative.value, "m": relative.margin}, wording=wording)
 
 
 def _resident(case: Case) -> Iterator[Finding]:
@@ -110,7 +110,7 @@ def _overhead(case: Case) -> Iterator[Finding]:
     if parts and spent / step >= OVERHEAD:
         name = method_of(case.row.configuration.method).called or case.row.label
         values = {"name": name, "x": spent, "y": step, "n": spent / step, "parts": parts}
-        yield Finding("scatter, replicate, gather", values, told="simulated overhead" if case.row.simulated else "")
+        yield Finding("scatter, replicate, gather", values, wording="simulated overhead" if case.row.simulated else "")
 
 
 def _idle_stage(case: Case) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _idle_stage(case: Case) -> Iterator[Finding]:
     idle = 1 - sum(times) / (2 * forward)
     if idle >= IDLE:
         values = {"n": idle, "x": times[0], "y": times[1], "i": ideal, "micro_batches": micro_batches}
-        yield Finding("idle stage", values, told="simulated idle stage" if case.row.simulated else "")
+        yield Finding("idle stage", values, wording="simulated idle stage" if case.row.simulated else "")
 
 
 def _bubble(case: Case) -> Iterator[Finding]:
@@ -148,12 +148,12 @@ def _parts_of_runs(case: Case) -> Iterator[Finding]:
         return
     for part in runs.proved:
         if part.name in PARTS_OF_RUNS and abs(part.value) >= WORTH * runs.value:
-            told = "takes more" if part.value > 0 else "takes less"
+            wording = "takes more" if part.value > 0 else "takes less"
             values: dict[str, object] = {"what": Finding(part.name), "x": part}
             pays = _pays_from(case, part.value) if part.name == "start-up" else None
             if pays:
-                told, values = "pays", {"what": Finding(told, values), "pays": pays}
-            yield Finding(part.name, values, "run", told)
+                wording, values = "pays", {"what": Finding(wording, values), "pays": pays}
+            yield Finding(part.name, values, "run", wording)
 
 
 def _pays_from(case: Case, extra: float) -> Finding | None:

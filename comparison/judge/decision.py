@@ -20,12 +20,12 @@ class Decision:
     """The recommendation among rows of the same training.
 
     kind: "use"; or why there is no recommendation: "not measured", "disturbed", "all cores" (no time for one process on
-    all cores), "few runs", "own batches" (all rows have different ones), "none sound" (no row is eligible).
+    all cores), "few runs", "own batches" (all rows have different ones), "none eligible" (no row is eligible).
     wall_time: decides. trained: the swept values that make it a separate training, in words. best: the recommended row
     or, with few runs, the fastest. ratios: by name, how many times as long as `best` (or else the fastest) each timed
-    row takes. rows: the eligible rows, the fastest first. tied: those, without `best`, that are not proved to take
-    longer. out: by name, why a row is not eligible. later: a row that is faster than `best` from start to exit of the
-    command in a training of `pays_from` epochs or more.
+    row takes. eligible: the eligible rows, the fastest first. tied: those, without `best`, that are not proved to take
+    longer. ineligible: by name, why a row is not eligible. later: a row that is faster than `best` from start to exit
+    of the command in a training of `pays_from` epochs or more.
     """
 
     kind: str
@@ -33,9 +33,9 @@ class Decision:
     trained: str = ""
     best: RowAnalysis | None = None
     ratios: dict[str, Ratio] = field(default_factory=dict)
-    rows: tuple[RowAnalysis, ...] = ()
+    eligible: tuple[RowAnalysis, ...] = ()
     tied: tuple[RowAnalysis, ...] = ()
-    out: dict[str, str] = field(default_factory=dict)
+    ineligible: dict[str, str] = field(default_factory=dict)
     later: RowAnalysis | None = None
     pays_from: int = 0
 
@@ -67,17 +67,19 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
 
 def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures) -> Decision:
     """Decide between the timed rows of one training, eligible or not."""
-    wall_time, out = measures.wall_time, _ineligible(report, timed, measures)
+    wall_time, ineligible = measures.wall_time, _ineligible(report, timed, measures)
     seconds = wall_time.means
     by_time = sorted(timed, key=lambda entry: seconds[entry.name])
-    eligible = tuple(entry for entry in by_time if entry.name not in out)
+    eligible = tuple(entry for entry in by_time if entry.name not in ineligible)
     fastest = (*eligible, *by_time)[0]
     ratios = _ratios_to(fastest, timed, wall_time)
-    undecided = partial(Decision, wall_time=wall_time, trained=trained, ratios=ratios, rows=eligible, out=out)
+    undecided = partial(
+        Decision, wall_time=wall_time, trained=trained, ratios=ratios, eligible=eligible, ineligible=ineligible
+    )
     if any(entry.row.disturbed for entry in timed):
         return undecided("disturbed")
     if not eligible:
-        return undecided("none sound")
+        return undecided("none eligible")
     if _all_cores_missing(report, timed):
         return undecided("all cores")
     all_cores = [entry for entry in eligible[1:] if entry.row.all_cores]
@@ -89,7 +91,7 @@ def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures
     ratios = _ratios_to(best, timed, wall_time)
     tied = tuple(entry for entry in eligible if entry is not best and not _proved_slower(ratios, entry))
     later, epochs = _faster_later(eligible, best, measures) if wall_time.kind == WHOLE_RUN else (None, 0)
-    return Decision("use", wall_time, trained, best, ratios, eligible, tied, out, later, epochs)
+    return Decision("use", wall_time, trained, best, ratios, eligible, tied, ineligible, later, epochs)
 
 
 def _ratios_to(reference: RowAnalysis, timed: Sequence[RowAnalysis], wall_time: WallTime) -> dict[str, Ratio]:
@@ -122,12 +124,12 @@ def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
 
 
 def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures) -> dict[str, str]:
-    """Return why a row is not eligible, by name: it fails, is unequal, computes something else or learns less."""
+    """Return why a row is not eligible, by name: it fails, is unequal, has different weights or learns less."""
     reference = next((entry for entry in timed if entry.is_baseline), timed[0])
-    out = {entry.name: fault for entry in timed if (fault := _fault(report, entry, reference.row))}
-    others = [entry.name for entry in timed if entry.name not in out]
+    excluded = {entry.name: fault for entry in timed if (fault := _fault(report, entry, reference.row))}
+    others = [entry.name for entry in timed if entry.name not in excluded]
     for entry in timed:
-        if entry.name in out:
+        if entry.name in excluded:
             continue
         baseline = entry.standing.baseline if entry.standing.baseline and entry.standing.baseline.results else None
         compared_with = (baseline or reference.row).configuration.name
@@ -136,8 +138,8 @@ def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures
             why = ""
         why = why or shown_less_accurate(report, measures.accuracies, entry.name, others)
         if why:
-            out[entry.name] = why
-    return out
+            excluded[entry.name] = why
+    return excluded
 
 
 def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
@@ -151,8 +153,8 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     check = report.equivalence.get(row.configuration.name)
     if check and check.status == "failed":
         if check.difference is None:
-            return say("its maths could not be checked: {why}", why=check.reason)
-        return say("computes something else: its weights differ by {x:.1e}", x=check.difference)
+            return say("the check of its maths failed: {why}", why=check.reason)
+        return say("its weights differ from one device's by {x:.1e}", x=check.difference)
     return row.trouble or (say("unequal: {settings}", settings=join(", ", unequal)) if unequal else "")
 
 

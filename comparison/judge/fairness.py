@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from common.errors import USAGE, SuiteError
 from common.files.checksums import CODE
 from common.files.results import RunResult
-from common.settings.config import RunConfig, flags_that
+from common.settings.config import RunConfig, flags_with
 from comparison.judge.blocks import Table
 from comparison.judge.measures import Measures
 from comparison.judge.statistics import CONFIDENCE, Ratio
@@ -49,7 +49,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     """
     mine, theirs = (
         {
-            **{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_that("equal")},
+            **{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_with("equal")},
             "torch": run.environment["torch"],
             **effective(run),
             "images": run.epochs[-1].samples,
@@ -159,7 +159,7 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
     """Return the Standing of every row, by configuration's name. A baseline's speed-up is 1.
 
     A row has no speed-up if it is simulated, as one device in place of several says nothing about their speed; if it
-    computes something else; if its settings differ, unless the comparison ran with --allow-unequal; or if one of its
+    has different weights; if its settings differ, unless the comparison ran with --allow-unequal; or if one of its
     runs missed the target accuracy.
 
     The intervals are simultaneous, at the report's confidence: by Dunnett's quantile over the rows of one baseline, and

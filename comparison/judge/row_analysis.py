@@ -124,7 +124,7 @@ def _result(report: Report, row: Row, standing: Standing) -> str:
     words: list[str] = []
     check = report.equivalence.get(row.configuration.name)
     if check and check.status == "failed":
-        words.append(say("failed: computes something else" if check.difference else "failed: not checked"))
+        words.append(say("failed: different weights" if check.difference else "failed: not checked"))
     if row.troubles:
         batch = row.configuration.planned.batch
         words.append(say("{trouble} {batch}", trouble=row.trouble, batch=batch) if row.out_of_memory else row.trouble)

@@ -103,7 +103,7 @@ def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Find
     elif place == "exchange" and case.staged:
         place = "waiting for stages"
     values: dict[str, object] = {"x": part, "place": Finding(place)}
-    told = "more in" if part.value > 0 else "less in"
+    wording = "more in" if part.value > 0 else "less in"
     if part.name == LATE:
         values["place"] = Finding(LATE, {"ranks": _late_ranks(case)}) if part.value > 0 else Finding("waiting")
     else:
@@ -113,8 +113,8 @@ def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Find
     if straggler:
         values["place"] = Finding("of a rank", {"place": values["place"], "n": straggler.rank})
     if part.name == "data" and part.value > 0:
-        told, values["advice"] = "more waiting", _loading_advice(case)
-    return Finding("straggler" if straggler and part.name == straggler.phase else part.name, values, "step", told)
+        wording, values["advice"] = "more waiting", _loading_advice(case)
+    return Finding("straggler" if straggler and part.name == straggler.phase else part.name, values, "step", wording)
 
 
 def _late_ranks(case: Case) -> tuple[Finding, ...]:

@@ -49,13 +49,13 @@ class Finding:
     """Something that the measurements show. values: those of its sentence, whose words comparison.show.sentences has.
 
     of: "step" or "run" if its sentence is a clause in the account of one; "machine" if the machine lacks something.
-    told: which sentence, if the kind has several.
+    wording: which sentence, if the kind has several.
     """
 
     kind: str
     values: Mapping[str, object] = field(default_factory=dict)
     of: str = ""
-    told: str = ""
+    wording: str = ""
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ def unsteadiness(row: Row) -> list[Finding]:
     seconds = [statistics.fmean(_comparable_seconds(row, result.timed_epochs)) for result in row.results]
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
-        told = "spread of slices" if is_script else ""
-        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, told=told))
+        wording = "spread of slices" if is_script else ""
+        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, wording=wording))
     for outcome, result in successful_runs(row):
         if odd := _odd_epochs(row, result.timed_epochs):
             reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))

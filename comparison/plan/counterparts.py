@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from common.errors import DATA, USAGE, SuiteError
-from common.settings.config import FLAGS, FOLDER, RunConfig, flags_that
+from common.settings.config import FLAGS, FOLDER, RunConfig, flags_with
 from comparison.methods import PROJECT, Machine
 from comparison.plan.flags import FLAGS as OWN_FLAGS
 from comparison.plan.plan import make_plan, type_flags
@@ -105,7 +105,7 @@ def _plan_earlier(settings, arguments, machine, path):
         then.model = [named_now.get(name, name) for name in then.model]
         then.dataset = named_now.get(then.dataset, then.dataset)
         by_row = {field.name for field in fields(Planned)}
-        shared = {name: getattr(then, name) for name in flags_that("shared") if name not in by_row}
+        shared = {name: getattr(then, name) for name in flags_with("shared") if name not in by_row}
         given = {name: value for name, value in shared.items() if value is not None}
         return make_plan(then, machine, type_flags(given))
     except (argparse.ArgumentTypeError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -12,7 +12,7 @@ from common.settings.config import (
     add_training_flags,
     check_image_size,
     default_model,
-    flags_that,
+    flags_with,
     option,
     parse_with_recipe,
 )
@@ -73,7 +73,7 @@ def _shown(help, value, default=None):
 def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
     """Parse METHOD, METHOD:flag=value,switch,… or "ladder" for argparse. Return (method, its own values) pairs."""
     method, _, typed = text.partition(":")
-    own, flags = {}, {option(name).removeprefix("--"): name for name in flags_that("own")}
+    own, flags = {}, {option(name).removeprefix("--"): name for name in flags_with("own")}
     for pair in typed.split(",") if typed else ():
         flag, equals, value = pair.partition("=")
         name = flags[one_of(flags)(flag)]
@@ -235,7 +235,7 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     arguments.model = arguments.model or [default_model(arguments.dataset)]
     check_image_size(arguments.dataset, arguments.image_size)
     by_row = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # the last two are always typed
-    given = {name: getattr(arguments, name) for name in flags_that("shared") if name not in by_row}
+    given = {name: getattr(arguments, name) for name in flags_with("shared") if name not in by_row}
     given = {name: value for name, value in given.items() if value != parser.get_default(name)}
     return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
 

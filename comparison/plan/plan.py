@@ -127,7 +127,7 @@ def _obstacle(kind, choice, stages, needed, nodes, machine):
     return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""
 
 
-def with_cut(row: Configuration, probe: Probe | None) -> Configuration:
+def with_measured_cut(row: Configuration, probe: Probe | None) -> Configuration:
     """Return a row whose command cuts the network into stages that take equally long by the probe's block times."""
     blocks = [block for block in probe.blocks if block.model == row.planned.model] if probe else []
     if row.stages == 1 or len(blocks) < row.stages:

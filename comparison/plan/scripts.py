@@ -12,7 +12,7 @@ from common.words import count
 from comparison.methods import SCRIPT, Machine, python
 from comparison.rows import Configuration, Planned
 
-# the kinds of rows of what_if()
+# the kinds of rows of variants_of()
 MEMORY, THREAD, WORKERS, RANKS, BF16, CHANNELS = "memory", "thread", "workers", "ranks", "bf16", "channels"
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: see common/observer
 # By default glibc returns large blocks to the system and requests them again in every step (man 3 mallopt).
@@ -60,7 +60,7 @@ def _change(**what: object) -> str:
     return f"{CHANGE}={json.dumps(what)}"
 
 
-def what_if(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
+def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
     """Return variants of a script's row with one change each that may make it faster.
 
     One divides its batches among `ranks` devices. The observer makes changes that no environment variable can make.

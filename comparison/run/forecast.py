@@ -18,7 +18,7 @@ from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
-from comparison.run.machine import by_hand, describe
+from comparison.run.machine import describe, manual_commands
 
 LONG = 1800.0  # seconds; for a longer comparison, suggest a command with STEPS steps per epoch
 STEPS = 100
@@ -49,7 +49,7 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     return replace(probe, wall_seconds=time.perf_counter() - start)
 
 
-def starved(report: Report) -> list[str]:
+def loader_warnings(report: Report) -> list[str]:
     """Return a warning for each model whose loader workers are slower than a row's GPUs can train."""
     assert report.probe
     delivered = {loader.num_workers: loader.images_per_second for loader in report.probe.loaders}
@@ -89,7 +89,7 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
     return {row.name: guess(row) for row in report.plan}
 
 
-def able_methods(report: Report) -> list[Configuration]:
+def runnable_rows(report: Report) -> list[Configuration]:
     """Return the rows that can run and are no user scripts."""
     return [row.configuration for row in report.rows if not (row.configuration.skip or row.configuration.is_script)]
 
@@ -102,7 +102,7 @@ def checks_maths(report: Report) -> bool:
     asked, budget = report.settings["check_maths"], report.settings["budget"]
     if asked is not None:
         return asked
-    able = able_methods(report)
+    able = runnable_rows(report)
     if not able:
         return False
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
@@ -121,7 +121,7 @@ def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...],
     return sum(statistics.mean(seen[name]) if name in seen else correction * guesses[name] for _, name in left)
 
 
-def how_long(report: Report) -> list[str]:
+def describe_time_left(report: Report) -> list[str]:
     """Return sentences about the time left, and a faster command if that is long."""
     runs = f"for the {count(len(report.left), 'run')} planned so far"
     until = runs if report.settings["budget"] else "from here on"
@@ -153,7 +153,7 @@ def print_commands(report: Report) -> None:
         skipped = f" (skipped: {row.skip})" if row.skip else ""
         print(f"# {row.label}{skipped}", shlex.join(row.launched), sep="\n")
         if row.nodes > 1:
-            print("# the same without SLURM, to be typed on each host", by_hand(row), sep="\n")
+            print("# the same without SLURM, to be typed on each host", manual_commands(row), sep="\n")
 
 
 def print_estimate(report: Report, shared_flags: list[str]) -> None:
@@ -166,5 +166,5 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     if checks.get(f"data: {dataset}", "ok") != "ok":
         print(f"# For an estimate of the time, put {dataset} into {root} first")
         return
-    for sentence in how_long(replace(report, probe=run_probe(report, shared_flags))):
+    for sentence in describe_time_left(replace(report, probe=run_probe(report, shared_flags))):
         print("#", sentence.replace("\n", "\n# "))

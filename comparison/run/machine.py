@@ -81,7 +81,7 @@ def find_nodes(arguments: argparse.Namespace, directory: Path) -> list[str]:
     unequal = [f"{name} {', '.join(found)}" for name, found in values.items() if len(found) > 1]
     if unequal and not arguments.allow_unequal:
         advice = "ask SLURM for equal ones, with --constraint, or type --allow-unequal"
-        raise SuiteError("the nodes of the job are not alike", "; ".join(unequal), advice, MACHINE)
+        raise SuiteError("the nodes of the job differ", "; ".join(unequal), advice, MACHINE)
     return ["; ".join(f"{name} {value}" for name, value in each.items() if value) for each in environments]
 
 
@@ -100,7 +100,7 @@ def _descriptions(nodes, arguments, directory):
     return [json.loads(text) for text in texts]
 
 
-def by_hand(row: Configuration) -> str:
+def manual_commands(row: Configuration) -> str:
     """Return the command to type on each host to run a row without SLURM."""
     ranks = (f"--nnodes={row.nodes}", f"--nproc_per_node={row.tasks}")
     rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=FIRST_HOST:29500")

@@ -17,13 +17,21 @@ from common.settings.arguments import MOST
 from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
 from comparison.outcomes import Outcome, Trial
-from comparison.plan.plan import file_name, with_cut
+from comparison.plan.plan import file_name, with_measured_cut
 from comparison.record import Report
 from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Configuration
 from comparison.run.equivalence import check_equivalence
 from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
-from comparison.run.forecast import able_methods, checks_maths, guesses_of, how_long, run_probe, seconds_left, starved
+from comparison.run.forecast import (
+    checks_maths,
+    describe_time_left,
+    guesses_of,
+    loader_warnings,
+    run_probe,
+    runnable_rows,
+    seconds_left,
+)
 from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, look, with_another_block
@@ -121,7 +129,7 @@ def _prepared(report, shared_flags, output):
     """Return the report with the probe, fitted batches, the decision about turns, and the check of the maths."""
     if not report.probe and not report.only_scripts:
         report = replace(report, probe=run_probe(report, shared_flags))
-        for sentence in starved(report):
+        for sentence in loader_warnings(report):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
     if report.fitted:
         report = fit_batches(report, output)
@@ -134,14 +142,14 @@ def _prepared(report, shared_flags, output):
             print(f"The rows of a block take turns, {part} by {part}, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
-        able = able_methods(report)
+        able = runnable_rows(report)
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     return report
 
 
 def _run_blocks(report, output):
     """Run the blocks that are left, and as many more as are needed."""
-    print("\n".join(how_long(report)), flush=True)
+    print("\n".join(describe_time_left(report)), flush=True)
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
@@ -189,7 +197,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
             return Run(row, *how)
         return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings), report.environment)
 
-    rows = {row.name: with_cut(row, report.probe) for row in report.plan}
+    rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = [rows[name] for number, name in report.left if number == block]
     if report.in_turns:
         together, alone = [run_of(row) for row in alone], []
@@ -208,7 +216,7 @@ def fit_batches(report: Report, output: Output) -> Report:
     """Return the report with the largest batch that fits in each row. Each trial is on disk before the next."""
     for row in report.plan:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
-            trial = try_batch(with_cut(row, report.probe), batch, report.settings, output.runs)
+            trial = try_batch(with_measured_cut(row, report.probe), batch, report.settings, output.runs)
             report = replace(report, trials=(*report.trials, trial))
             write_results(report, output.directory)
             print(f"Batch {batch:,}, {row.label}: {output.trial(trial)}", flush=True)
@@ -235,7 +243,7 @@ def trace_rows(report: Report, output: Output) -> Report:
         name = row.configuration.name
         if row.configuration.is_script or not row.results or name in report.timelines:
             continue
-        cut = with_cut(row.configuration, report.probe)
+        cut = with_measured_cut(row.configuration, report.probe)
         traced, place = replace(cut, command=(*cut.command, *flags)), output.directory / "traces" / file_name(name)
         outcome = run_once(traced, 0, settings["seed"], place, settings["timeout"])
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)

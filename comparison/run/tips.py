@@ -15,7 +15,7 @@ from common.files.probe import Probe
 from common.machine.lifetime import temporary_directory
 from comparison.judge.analysis import WORTH, Analysis, best_tip, find_tips
 from comparison.outcomes import Outcome
-from comparison.plan.plan import with_cut
+from comparison.plan.plan import with_measured_cut
 from comparison.plan.tips import TRAINED, UNKNOWN, effect_of, options_for, that_go_together, with_options
 from comparison.record import Report, Settings
 from comparison.results_file import write_results
@@ -76,7 +76,7 @@ def try_options(report: Report, row: Row, directory: Path, seconds: float) -> Re
 def _row_to_use(analysis: Analysis) -> Row | None:
     """Return the recommended row, or the fastest eligible one if no row with all cores was timed."""
     decision = analysis.decisions[0]
-    best = decision.best or (decision.rows[0] if decision.kind == "all cores" else None)
+    best = decision.best or (decision.eligible[0] if decision.kind == "all cores" else None)
     if not best or best.row.configuration.is_script or best.row.configuration.nodes > 1:
         return None
     return best.row
@@ -91,7 +91,7 @@ def _seconds_of_launch(row: Row) -> float:
 
 def _plan(report: Report, row: Row) -> Report:
     """Return a comparison of the plain row with one row per option."""
-    plain, cores = with_cut(row.configuration, report.probe), report.environment["cores"]
+    plain, cores = with_measured_cut(row.configuration, report.probe), report.environment["cores"]
     options = [with_options(plain, (name,), cores) for name in options_for(plain, report)]
     none = dict.fromkeys(("budget", "margin", "against", "prove", "timeline", "predict", "tips", "repeats"))
     settings = cast(Settings, {**report.settings, **none, "check_maths": False, "project": []})

@@ -15,7 +15,7 @@ from comparison.judge.statistics import Ratio
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
-from comparison.show.sentences import as_fast, mebibytes, quoted, seconds, sentence, tell
+from comparison.show.sentences import as_fast, finding_sentence, mebibytes, quoted, seconds, sentence
 from comparison.words import count, join, say
 
 # Causes whose sentences contain advice.
@@ -64,10 +64,10 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     kind, best = decision.kind, decision.best
     if kind == "not measured":
         return [_unequal(analysis) or say("none. Only one row was timed.")]
-    if kind == "none sound":
-        return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.out))]
+    if kind == "none eligible":
+        return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.ineligible))]
     if kind == "few runs":
-        fewest = count(min(entry.summary.runs for entry in decision.rows), "run")
+        fewest = count(min(entry.summary.runs for entry in decision.eligible), "run")
         return [sentence("few runs", runs=fewest, row=best.label, time=_times(analysis, decision, best))]
     if kind == "all cores":
         return [sentence("no answer: all cores"), *_fastest(analysis, decision)]
@@ -81,11 +81,15 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
         rows = quoted(entry.label for entry in decision.tied)
         answer.append(sentence(key, rows=rows, row=simplest.label, simplest=most))
     if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
-        longer = [tell(cause) for cause in best.causes if cause.kind == "start-up" and cause.told != "takes less"]
+        longer = [
+            finding_sentence(cause)
+            for cause in best.causes
+            if cause.kind == "start-up" and cause.wording != "takes less"
+        ]
         answer += [say("Not counted in the speed-up: {parts}.", parts=parts) for parts in longer]
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
-    if faster := [name for name in decision.out if decision.ratios[name].value < 1]:
+    if faster := [name for name in decision.ineligible if decision.ratios[name].value < 1]:
         answer.append(say("Faster, but excluded: {rows}.", rows=_reasons(analysis, decision, faster)))
     if memory := best.summary.memory:
         answer.append(say("Peak memory, all devices: {x} MiB.", x=mebibytes(memory.together)))
@@ -94,12 +98,12 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
 
 def _reasons(analysis, decision, names):
     labels = {entry.name: entry.label for entry in analysis.rows}
-    return join("; ", [say("“{row}”, {why}", row=labels[name], why=decision.out[name]) for name in names])
+    return join("; ", [say("“{row}”, {why}", row=labels[name], why=decision.ineligible[name]) for name in names])
 
 
 def _proved_slower(decision):
     """A row proved slower than the recommended one, to compare it with: the baseline if possible, or the fastest."""
-    slower = [entry for entry in decision.rows if entry not in (decision.best, *decision.tied)]
+    slower = [entry for entry in decision.eligible if entry not in (decision.best, *decision.tied)]
     baselines = [entry for entry in slower if entry.is_baseline]
     return next(iter([*baselines, *slower]), None)
 
@@ -116,7 +120,7 @@ def _use(analysis, decision):
 
 def _fastest(analysis, decision):
     """The fastest row measured, where a missing row prevents a recommendation."""
-    first, *others = decision.rows
+    first, *others = decision.eligible
     time = _times(analysis, decision, first)
     sentences = [say("Of the rows measured, “{row}” is the fastest: {time}.", row=first.label, time=time)]
     if tied := [entry.label for entry in others if not decision.ratios[entry.name].decided]:
@@ -160,7 +164,7 @@ def next_step(analysis: Analysis) -> list[str]:
     return [say("Next: {words}", words=words) for words in islice(_steps(analysis), 1)]
 
 
-def possible(analysis: Analysis) -> list[str]:
+def option_advice(analysis: Analysis) -> list[str]:
     """Return a sentence about options that are proved to make the recommended row faster, if there are any."""
     best = best_tip(analysis.tips)
     if not best or not best.ratio:
@@ -193,14 +197,14 @@ def _steps(analysis: Analysis) -> Iterator[str]:
     for row in report.all_rows:
         for run in row.troubles:
             if run.status not in (OUT_OF_MEMORY, "not reached"):
-                yield say("read {log}: “{row}” {status}.", row=row.label, status=run.status, log=run.log)
+                yield say("see {log}: “{row}” {status}.", row=row.label, status=run.status, log=run.log)
     for decision in decisions:
         yield from _to_decide(analysis, decision)
     parallel = fastest_parallel(analysis)
     for entry in [*(decision.best for decision in decisions if decision.best), *parallel[:1]]:
         for cause in entry.causes:
             if cause.kind in ADVISED:
-                yield say("{row}: {words}", row=entry.label, words=tell(cause))
+                yield say("{row}: {words}", row=entry.label, words=finding_sentence(cause))
     if not report.settings.get("prove") and not report.only_scripts:
         causes = _causes_to_prove(analysis)
         for entry in parallel:
@@ -213,7 +217,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     kind, best, settings = decision.kind, decision.best, analysis.report.settings
     if kind in ("all cores", "own batches", "few runs"):
         yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
-    if kind in ("not measured", "none sound"):
+    if kind in ("not measured", "none eligible"):
         if settings["allow_unequal"]:
             yield say("give all rows the same settings, and leave out --allow-unequal.")
         if any(row.missed for row in analysis.report.rows):
@@ -231,8 +235,8 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
         yield sentence("more runs", n=HALVING * best.summary.runs, m=best.summary.runs)
     for entry in analysis.rows:
-        if decision.out.get(entry.name, "").startswith(NOT_SHOWN):
-            yield say("add --check-maths or more --repeats: “{row}” may turn out to learn as much.", row=entry.label)
+        if decision.ineligible.get(entry.name, "").startswith(NOT_SHOWN):
+            yield say("add --check-maths or more --repeats: “{row}” may prove to be as accurate.", row=entry.label)
 
 
 def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
@@ -245,7 +249,7 @@ def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
     ]
 
     def rank(entry: RowAnalysis) -> tuple[float, float]:
-        beside = analysis.beside_best(entry)
+        beside = analysis.ratio_to_best(entry)
         return beside.value if beside else math.inf, -entry.standing.speed_up.value
 
     return sorted(rows, key=rank)

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.errors import MACHINE, SuiteError
 from common.files.plots import save_figure, show_literally
-from common.files.writing import replacing
+from common.files.writing import atomic_write
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
 from comparison.show.plots import draw_curves, draw_memory, draw_phases, draw_speed_ups, draw_timelines
@@ -80,7 +80,7 @@ def keep_figure(figure, path: Path) -> Path:
         show_literally(figure)  # before titles are measured
         wrap_titles(figure)
         save_figure(figure, path)
-        with replacing(path.with_suffix(".svg")) as file:
+        with atomic_write(path.with_suffix(".svg")) as file:
             FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Title": figure.get_suptitle()})
     return path
 

@@ -9,7 +9,7 @@ from comparison.outcomes import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
 from comparison.show.advice import told_apart
-from comparison.show.sentences import quoted, sentence, tell, tell_disturbed
+from comparison.show.sentences import finding_sentence, quoted, sentence, tell_disturbed
 from comparison.words import count, join, named, say
 
 NOISY = ("spread", "two modes", "stalled")  # warnings of runs that differ
@@ -67,7 +67,7 @@ def warnings(analysis: Analysis) -> list[str]:
     """Return what makes times doubtful; the runs stay in the tables."""
     noisy = tell_disturbed(analysis.report.rows)
     told = [say("{words}.", words=noisy)] if noisy else []
-    told += [_of_row(entry.label, tell(found)) for entry in _timed(analysis) for found in entry.warnings]
+    told += [_of_row(entry.label, finding_sentence(found)) for entry in _timed(analysis) for found in entry.warnings]
     if any(found.kind == "spread" for entry in _timed(analysis) for found in entry.warnings):
         told.append(sentence("noisy runs"))
     return [*told, *doubts(analysis)]

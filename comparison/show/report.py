@@ -114,7 +114,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
     ratios = {
         **_with_bounds("speed_up", standing.speed_up),
         **_with_bounds("efficiency", standing.efficiency),
-        **_with_bounds("time_to_best", analysis.beside_best(entry)),
+        **_with_bounds("time_to_best", analysis.ratio_to_best(entry)),
     }
     return {
         "method": row.configuration.method,

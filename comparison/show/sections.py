@@ -11,7 +11,7 @@ from comparison.judge.remedies import Proof
 from comparison.plan.flags import WITH_SCRIPTS
 from comparison.show import advice, remarks, verdict
 from comparison.show import detail_tables as details
-from comparison.show.sentences import sentence, tell
+from comparison.show.sentences import finding_sentence, sentence
 from comparison.show.tables import lay_out, main_table
 from comparison.words import say
 
@@ -38,8 +38,8 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     accounting = [sentence(key) for key in ("ideal scaling", "accounts", "slowest rank")]
     projected = [
         (TABLE, details.projection_table(analysis, tablefmt)),
-        (LIST, list(map(tell, projection.stops))),
-        (LIST, list(map(tell, projection.assumptions))),
+        (LIST, list(map(finding_sentence, projection.stops))),
+        (LIST, list(map(finding_sentence, projection.assumptions))),
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]
     settings = [
@@ -63,7 +63,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
             (TEXT, proofs and sentence("intervention")),
         ],
         "What else this machine could do": [
-            *((TEXT, text) for text in advice.possible(analysis)),
+            *((TEXT, text) for text in advice.option_advice(analysis)),
             (TABLE, details.tip_table(analysis, tablefmt)),
             (TEXT, analysis.tips and sentence("tips", row=analysis.tips[0].plain.label)),
         ],

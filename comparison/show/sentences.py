@@ -27,15 +27,15 @@ def sentence(key: str, **values: object) -> Sentence:
     return say(SENTENCES[key], **values)
 
 
-def tell(finding: Finding) -> Sentence:
+def finding_sentence(finding: Finding) -> Sentence:
     """Return a finding as a sentence or a clause."""
     values = {name: _value(name, value) for name, value in finding.values.items()}
-    return say(SENTENCES[finding.told or finding.kind], **values)
+    return say(SENTENCES[finding.wording or finding.kind], **values)
 
 
 def _value(name: str, value: object) -> object:
     if isinstance(value, Finding):
-        return tell(value)
+        return finding_sentence(value)
     if isinstance(value, dict):
         return join(", ", [f"{part} {number:.1f}" for part, number in value.items()])
     if isinstance(value, tuple):
@@ -45,7 +45,7 @@ def _value(name: str, value: object) -> object:
 
 def _item(item: object) -> str:
     if isinstance(item, Finding):
-        return tell(item)
+        return finding_sentence(item)
     if isinstance(item, str):
         return item
     return f"{item:.2f}" if isinstance(item, float) else str(item)

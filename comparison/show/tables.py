@@ -117,7 +117,7 @@ def main_rows(analysis: Analysis) -> Rows:
             "Runs": numbers.runs,
             "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
             speed_up: entry.standing.speed_up,
-            **({"Relative time [95%]": analysis.beside_best(entry)} if recommended else {}),
+            **({"Relative time [95%]": analysis.ratio_to_best(entry)} if recommended else {}),
             "Efficiency [95%]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
@@ -143,7 +143,7 @@ def answer_rows(analysis: Analysis) -> Rows:
         values: dict[str, Any] = {
             **({"Largest batch": f"{batch:,}"} if report.fitted else {}),
             heading: numbers.runs and seconds(wall_time.means[entry.name]),
-            **({BESIDE_BEST: _ratio_cell(analysis.beside_best(entry))} if decided else {}),
+            **({BESIDE_BEST: _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
             **({"Speed ÷ before [95% CI]": _ratio_cell(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
             **({} if decided else {"Speed-up [95%]": _ratio_cell(entry.standing.speed_up)}),
@@ -185,8 +185,8 @@ def _exclusion(analysis, entry):
         failed = row.troubles[:1]
         return say("{trouble}: {why}", trouble=entry.result, why=failed[0].reason) if failed else entry.result
     for decision in analysis.decisions:
-        if entry.name in decision.out:
-            return say("excluded: {why}", why=decision.out[entry.name])
+        if entry.name in decision.ineligible:
+            return say("excluded: {why}", why=decision.ineligible[entry.name])
     return say("simulated: speed not measured") if row.simulated else ""
 
 

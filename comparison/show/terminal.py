@@ -12,7 +12,7 @@ from pathlib import Path
 
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
-from comparison.show.advice import in_short, next_step, possible, recommendations
+from comparison.show.advice import in_short, next_step, option_advice, recommendations
 from comparison.show.remarks import doubts, faults, resolution, tell_warnings, warnings
 from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
 from comparison.show.verdict import answers, details
@@ -44,7 +44,7 @@ def terminal_text(
 
     report: the file that the last line refers to.
     """
-    title, following = analysis.report.title, [*next_step(analysis), *possible(analysis)]
+    title, following = analysis.report.title, [*next_step(analysis), *option_advice(analysis)]
     findings = [*answers(analysis, proofs), *resolution(analysis)]
     if verbose:
         above = [title, *doubts(analysis), *recommendations(analysis), *following]

@@ -14,13 +14,13 @@ from comparison.show.advice import fastest_parallel, recommendations
 from comparison.show.sentences import (
     as_fast,
     fastest_value,
+    finding_sentence,
     instead_of,
     longer,
     quoted,
     sentence,
     series_name,
     several_baselines,
-    tell,
     time_asked,
 )
 from comparison.words import count, join, named, say
@@ -63,14 +63,16 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
 
 def details(analysis: Analysis) -> list[str]:
     """Return the limits of the projection."""
-    return list(map(tell, analysis.projection.stops))
+    return list(map(finding_sentence, analysis.projection.stops))
 
 
 def _projected(analysis):
     found = analysis.projection.points
     points = [point for point in found if point.speed_up and point.devices > 1 and not point.measured_seconds]
     if not points:
-        return list(map(tell, analysis.projection.assumptions if analysis.report.settings["project"] else ()))
+        return list(
+            map(finding_sentence, analysis.projection.assumptions if analysis.report.settings["project"] else ())
+        )
     speed_ups = [
         say("{x:.2f} on {devices}", x=point.speed_up, devices=count(point.devices, "device")) for point in points
     ]
@@ -146,7 +148,7 @@ def _paragraph(analysis, entry):
         return join(" ", failed or [say("not run.")])
     if row.disturbed or (standing.baseline and standing.baseline.disturbed):  # a single warning says so
         return join(" ", failed)
-    others = [tell(cause) for cause in entry.causes if not cause.of]
+    others = [finding_sentence(cause) for cause in entry.causes if not cause.of]
     step = [*_how_fast(analysis, entry), *_mean_step(analysis, entry), *others]
     rest = _clauses(entry, "run")  # proved differences outside the training
     run = [say("Not counted in the speed-up: {parts}.", parts=rest)] if rest else []
@@ -183,7 +185,7 @@ def _scaling_efficiency(entry):
 
 def _mean_step(analysis, entry, most=None):
     """Causes in the machine, then the difference of a step from ideal scaling with at most the `most` largest parts."""
-    machine = [tell(cause) for cause in entry.causes if cause.of == "machine"]
+    machine = [finding_sentence(cause) for cause in entry.causes if cause.of == "machine"]
     steps = entry.accounts.steps
     if not steps:
         return machine
@@ -206,7 +208,7 @@ def _clauses(entry, account, most=None):
     if most and len(causes) > most:
         causes = sorted(causes, key=lambda cause: -abs(cause.values["x"].value))[:most]
         more = [say("smaller parts")]
-    return join(", ", [*map(tell, causes), *more])
+    return join(", ", [*map(finding_sentence, causes), *more])
 
 
 def _costs(entry):
@@ -234,7 +236,7 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
     row, fastest = series_name((entry.row for entry in sweep.rows), sweep.name), fastest_value(analysis, sweep)
     words = sentence("sweep", what=SWEEPS[sweep.name].lower(), row=row, fastest=fastest)
     waits = [
-        say("{row}: {words}", row=entry.label, words=tell(cause).small)
+        say("{row}: {words}", row=entry.label, words=finding_sentence(cause).small)
         for entry in sweep.rows
         for cause in entry.causes
         if sweep.name == "num_workers" and cause.kind == "waiting for data"

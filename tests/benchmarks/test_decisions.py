@@ -29,7 +29,7 @@ def test_worse_and_wrong_recommendations_are_detected():
     seed = next(seed for seed in range(0, 40, 2) if verdict_of(seed).kind == "use")
     analysis = analyse(decisions.observe(decisions.draw(seed), seed))
     decision = analysis.decisions[0]
-    worst = decision.rows[-1]
+    worst = decision.eligible[-1]
     assert worst is not decision.best and verdict_of(seed, best=worst).regret > verdict_of(seed).regret
     assert verdict_of(seed, kind="few runs").wrong == "none, few runs"
 
@@ -39,4 +39,4 @@ def test_worse_and_wrong_recommendations_are_detected():
     assert contradiction(tied=(*decision.tied, decision.best)) == ""
     beaten = {name: replace(ratio, value=0.5, low=0.4, high=0.6) for name, ratio in decision.ratios.items()}
     assert "proved to be faster" in contradiction(ratios=beaten)
-    assert "must not be used" in contradiction(tied=(worst,), out={worst.name: "it"})
+    assert "must not be used" in contradiction(tied=(worst,), ineligible={worst.name: "it"})

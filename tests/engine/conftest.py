@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tests.fixtures import files_of, small, start_here
+from tests.fixtures import files_of, run_in_process, small
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def train_here(monkeypatch, data_root, tmp_path):
     def run(name, command, *flags):
         words = small(f"{command} --threads 1", data_root, *files_of(tmp_path, name), *flags)
         monkeypatch.setattr(sys, "argv", words)
-        start_here(monkeypatch, words[0])
+        run_in_process(monkeypatch, words[0])
         return tmp_path / f"{name}.json", torch.load(tmp_path / f"{name}.pth", weights_only=True)
 
     return run

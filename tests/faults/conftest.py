@@ -35,16 +35,16 @@ def pytest_sessionfinish():
 
 
 @pytest.fixture
-def keep(record_property):
-    """keep(fault, exit_code, message, seconds): record how a fault was reported, and how long after it occurred."""
+def record_fault(record_property):
+    """record_fault(fault, exit_code, message, seconds): record how a fault was reported, and how long after it."""
 
-    def keep(fault, exit_code, message, seconds):
+    def record_fault(fault, exit_code, message, seconds):
         message = re.sub(r"(/\w[^\s:;,]*)?/pytest-of-\w+/[^\s/]+/[^\s/]+", "TMP", message)
         message = message.replace(sys.executable, "PYTHON").replace(str(PROJECT), "PROJECT")
         record = {"fault": fault, "exit_code": exit_code, "message": message, "seconds": seconds}
         record_property("fault", json.dumps(record))
 
-    return keep
+    return record_fault
 
 
 @pytest.fixture
@@ -59,12 +59,12 @@ def injected(tmp_path):
 
 
 @pytest.fixture
-def reported(keep):
+def reported(record_fault):
     """reported(fault, done, exit_code, message): assert that a script printed one error line with this message."""
 
     def reported(fault, done, exit_code, message):
         lines = done.stderr.splitlines()
-        keep(fault, done.returncode, lines[-1] if lines else "", done.seconds)
+        record_fault(fault, done.returncode, lines[-1] if lines else "", done.seconds)
         assert done.returncode == exit_code, done.stderr
         assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
         assert message in lines[0]
@@ -85,7 +85,7 @@ def rejected(project, reported):
 
 
 @pytest.fixture
-def refused(keep):
+def refused(record_fault):
     """with refused(fault, exit_code, *parts): assert that the body raises a SuiteError containing these parts."""
 
     @contextlib.contextmanager
@@ -93,7 +93,7 @@ def refused(keep):
         start = time.perf_counter()
         with pytest.raises(SuiteError) as caught:
             yield
-        keep(fault, caught.value.exit_code, f"error: {caught.value}", time.perf_counter() - start)
+        record_fault(fault, caught.value.exit_code, f"error: {caught.value}", time.perf_counter() - start)
         assert caught.value.exit_code == exit_code
         for part in parts:
             assert part in str(caught.value)

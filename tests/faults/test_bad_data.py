@@ -180,7 +180,7 @@ def test_a_failed_download(fault, behave, message, mnist, tmp_path, monkeypatch,
     assert {path.name for path in tmp_path.iterdir()} == {".lock"}
 
 
-def test_concurrent_processes_download_the_data_once(mnist, tmp_path, keep):
+def test_concurrent_processes_download_the_data_once(mnist, tmp_path, record_fault):
     start = time.perf_counter()
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=load_image_set, args=(config_of("mnist", tmp_path / "data"),)) for _ in range(3)]
@@ -189,7 +189,7 @@ def test_concurrent_processes_download_the_data_once(mnist, tmp_path, keep):
     for process in processes:
         process.join(60)
     codes = [process.exitcode for process in processes]
-    keep("three processes without data", max(codes), "", time.perf_counter() - start)
+    record_fault("three processes without data", max(codes), "", time.perf_counter() - start)
     assert codes == [0, 0, 0] and len(mnist.requests) == 4
 
 
@@ -247,7 +247,7 @@ def spoil(path, damage):
     ],
 )
 def test_damage_to_a_decoded_copy_is_noticed_despite_equal_size_and_time(
-    name, fault, damage, mnist, tmp_path, monkeypatch, keep
+    name, fault, damage, mnist, tmp_path, monkeypatch, record_fault
 ):
     drawn = [np.ones((4, 28, 28), np.uint8), np.arange(4), np.ones((2, 28, 28), np.uint8), np.arange(2)]
     monkeypatch.setitem(image_set.synthetic.DRAWN, "digits", lambda: drawn)
@@ -257,7 +257,7 @@ def test_damage_to_a_decoded_copy_is_noticed_despite_equal_size_and_time(
     spoil(path, damage)
     start = time.perf_counter()
     again = load_image_set(config)
-    keep(f"{fault} in a decoded copy of {name}, size and time as before", 0, "", time.perf_counter() - start)
+    record_fault(f"{fault} in a decoded copy of {name}, size and time as before", 0, "", time.perf_counter() - start)
     assert again.train_labels.dtype == np.int64 and np.array_equal(again.train_labels, first.train_labels)
     assert path.is_fifo() or np.array_equal(np.load(path), first.train_labels)  # restored
 
@@ -277,7 +277,7 @@ def test_a_malicious_pickle_is_not_loaded(cifar10, tmp_path, refused):
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", pytest.param("mnist", marks=pytest.mark.slow)])
-def test_read_only_data(name, project, data_root, tmp_path, request, keep):
+def test_read_only_data(name, project, data_root, tmp_path, request, record_fault):
     root = tmp_path / "data"
     if name == "mnist":
         shutil.copytree(request.getfixturevalue("real_data") / "MNIST", root / "MNIST")
@@ -287,7 +287,7 @@ def test_read_only_data(name, project, data_root, tmp_path, request, keep):
     for path in [root, *root.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)
     done = project(*FETCH, name, "--data-root", root, tiny=False, preexec_fn=give_up_root)
-    keep(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
+    record_fault(f"read-only data ({name})", done.returncode, done.stderr, done.seconds)
     assert done.returncode == 0 and "training and" in done.stdout, done.stderr
     missing = project(*FETCH, "fashion-mnist", "--data-root", root, tiny=False, preexec_fn=give_up_root)
     assert missing.returncode == DATA and f"cannot write data to {root}; Permission denied" in missing.stderr

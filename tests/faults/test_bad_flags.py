@@ -17,7 +17,7 @@ from common.ranks.meet import rank_device
 from common.settings.config import MODELS
 from comparison.plan.flags import parse_method
 from comparison.run import session
-from tests.fixtures import flag, make_config, plan, small, start_here
+from tests.fixtures import flag, make_config, plan, run_in_process, small
 from tests.reports import configuration, report_of
 
 SINGLE, STAGES, DDP, COMPARE = "data_parallel_train.py", "pipeline_train.py", "ddp_train.py", "compare_parallel.py"
@@ -64,7 +64,7 @@ def started(monkeypatch, data_root, tmp_path):
 
     def started(command):
         monkeypatch.setattr(sys, "argv", small(command, data_root))
-        compare_parallel.main() if command.startswith(COMPARE) else start_here(monkeypatch, sys.argv[0])
+        compare_parallel.main() if command.startswith(COMPARE) else run_in_process(monkeypatch, sys.argv[0])
 
     return started
 
@@ -101,7 +101,7 @@ def test_a_bad_command_fails_in_its_own_process(command, exit_code, words, hidde
 def test_more_processes_than_gpus(monkeypatch, refused):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with refused("more ranks than GPUs", MACHINE, "every rank needs a GPU of its own; 2 ranks, 1 GPU"):
+    with refused("more ranks than GPUs", MACHINE, "each rank needs its own GPU; 2 ranks, 1 GPU"):
         rank_device("gpu", 0, 2, all_visible=True)
 
 

@@ -41,7 +41,7 @@ def broken(monkeypatch, data_root, injected, tmp_path):
     return broken
 
 
-ENDED, MEMORY = "rank 1 ended without a word; ", "rank 1, epoch 2: out of memory"
+ENDED, MEMORY = "rank 1 exited without an error message; ", "rank 1, epoch 2: out of memory"
 CODE_3, KILLED = f"{ENDED}exit code 3", f"{ENDED}signal 9 (SIGKILL), probably out of memory"
 SILENT = "epoch 2: lost contact with another rank; rank {} did not answer in time"
 LEAVE, HANG, HUGE = "os._exit(3)", "time.sleep(1000)", "torch.empty(2**50)"
@@ -64,10 +64,10 @@ LOST = [  # fault, command, rank, expression that the rank evaluates, parts of t
 
 
 @pytest.mark.parametrize("case", [LOST[0], *map(slow, LOST[1:])], ids=lambda case: case[0])
-def test_a_lost_rank_is_reported(case, broken, keep, tmp_path):
+def test_a_lost_rank_is_reported(case, broken, record_fault, tmp_path):
     fault, command, rank, code, *words = case
     outcome, log = broken(command, code, rank=rank), tmp_path / "runs" / "ddp-1.log"
-    keep(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
+    record_fault(fault, outcome.exit_code, outcome.reason, outcome.wall_seconds)
     status = "out of memory" if words[0].startswith(MEMORY) else "failed"
     assert (outcome.status, outcome.exit_code, outcome.result) == (status, 1, None)
     assert all(part in outcome.reason for part in (*words, AFTER, f"(log: {log})")), outcome.reason

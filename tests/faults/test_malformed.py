@@ -15,7 +15,7 @@ import compare_parallel
 from common.errors import DATA, USAGE
 from common.machine.entry import explained
 from comparison import results_file
-from tests.fixtures import PROJECT, start_here
+from tests.fixtures import PROJECT, run_in_process
 
 SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"
@@ -126,7 +126,7 @@ def test_input_names_that_are_too_long(flag, value, words, monkeypatch, tmp_path
     monkeypatch.setattr(sys, "argv", [SCRIPT, flag, value, "--figure-dir", str(tmp_path)])
     with refused(f"{flag} of 300 characters", USAGE, words):
         try:
-            start_here(monkeypatch, SCRIPT)
+            run_in_process(monkeypatch, SCRIPT)
         except OSError as error:
             raise explained(error) from error
 

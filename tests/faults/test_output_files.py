@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from common.errors import USAGE
-from common.files.writing import replacing, write_json
+from common.files.writing import atomic_write, write_json
 from tests.fixtures import PROJECT, child_environment, give_up_root
 
 
@@ -77,7 +77,7 @@ def test_a_read_only_file_is_refused(project, tmp_path, reported):
     (tmp_path / "file").touch(0o444)
     files = ("--output", tmp_path / "file", "--figure-dir", tmp_path)
     done = project("data_parallel_train.py", *files, preexec_fn=give_up_root)
-    reported("--output that may only be read", done, 2, f"cannot write {tmp_path / 'file'}; it may only be read")
+    reported("a read-only --output", done, 2, f"cannot write {tmp_path / 'file'}; it is read-only")
 
 
 def test_a_link_is_kept(tmp_path):
@@ -115,7 +115,7 @@ def test_a_new_file_respects_the_umask(tmp_path):
 def test_only_the_partial_files_of_dead_writers_are_removed(name, tmp_path):
     path = tmp_path / name
     code = (
-        "import sys, time; from common.files.writing import replacing\nwith replacing(sys.argv[1]) as file:\n"
+        "import sys, time; from common.files.writing import atomic_write\nwith atomic_write(sys.argv[1]) as file:\n"
         "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)"
     )
     command, environment = [sys.executable, "-c", code, path], {**child_environment(), "PYTHONPATH": str(PROJECT)}
@@ -127,7 +127,7 @@ def test_only_the_partial_files_of_dead_writers_are_removed(name, tmp_path):
         assert len([*tmp_path.iterdir()]) == 3
         writers[0].kill()
         writers[0].wait()
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write(b"new")
             assert len([*tmp_path.iterdir()]) == 3  # the killed writer's file is gone
         assert path.read_bytes() == b"new"

@@ -74,7 +74,7 @@ def test_ranks_agree_on_the_last_step(signalled, last):
         for step in range(1, 21):
             together.wait()
             ended[rank] = step
-            if step >= signalled[rank] and place.all_end_after(step):
+            if step >= signalled[rank] and place.all_stop_after(step):
                 break
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(signalled))]
@@ -169,8 +169,8 @@ def test_a_signal_with_a_full_disk(small_disk, injected, tmp_path, rejected):
 def test_a_signal_while_a_file_is_written(number, project, tmp_path):
     code = (
         "import os, signal, sys; from common.machine.entry import run_script\n"
-        "from common.files.writing import replacing\n"
-        "def main():\n    with replacing('file'):\n"
+        "from common.files.writing import atomic_write\n"
+        "def main():\n    with atomic_write('file'):\n"
         f"        os.kill(os.getpid(), signal.{number}); print('still here')\nrun_script(main)"
     )
     done = project("-c", code, tiny=False, cwd=tmp_path, environment={"PYTHONPATH": str(PROJECT)})

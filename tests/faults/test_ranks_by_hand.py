@@ -181,7 +181,7 @@ def together(*ranks):
     def compare(rank, device, values, image_set):
         try:
             own = Store(shared, rank, answers)
-            Rank(rank, len(ranks), device, own, make_config(**values), Namespace()).agree(image_set)
+            Rank(rank, len(ranks), device, own, make_config(**values), Namespace()).check_same_settings(image_set)
         except SuiteError as error:
             raised[rank] = str(error)
         if rank == 0:
@@ -207,8 +207,7 @@ def test_ranks_that_see_one_gpu_each_must_see_different_ones(monkeypatch):
     assert together((gpu, {}, images), (gpu, {}, images)) == [None, None]
     numbers = iter([1, 1])
     assert together((gpu, {}, images), (gpu, {}, images)) == 2 * [
-        "every rank needs a GPU of its own; ranks 0 and 1 have one together, GPU-1; start fewer ranks, or show each a "
-        "GPU of its own"
+        "each rank needs its own GPU; ranks 0 and 1 share GPU-1; start fewer ranks, or show each a GPU of its own"
     ]
 
 

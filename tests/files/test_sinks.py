@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from common.files.plots import new_figure, save_figure
-from common.machine.entry import tell
+from common.machine.entry import print_error
 from common.words import printable
 from comparison.judge.analysis import analyse
 from comparison.results_file import write_results
@@ -35,7 +35,7 @@ def test_terminal_and_page_get_no_control_characters(capsys, tmp_path):
     write_results(evil_report(), tmp_path)
     present(tmp_path)
     print(describe_difference(evil_report(), evil_report()))
-    tell(ValueError(EVIL), as_rank=False)
+    print_error(ValueError(EVIL), as_rank=False)
     shown, page = capsys.readouterr(), (tmp_path / "report.html").read_text()
     for text in (shown.out, shown.err, page):
         assert "gnp" in text and not CONTROL.search(text)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from common.data import archives
-from common.files.writing import replacing, write_json
+from common.files.writing import atomic_write, write_json
 from common.machine.entry import explained
 from tests.crash_points import whole_states
 from tests.fixtures import PROJECT
@@ -35,7 +35,7 @@ def test_wherever_a_program_is_ended_a_file_is_whole(tmp_path):
 def test_a_failed_write_names_the_file_and_keeps_the_old_one(hidden, tmp_path):
     file = tmp_path / "weights.pt"
     write_json({}, file)
-    with pytest.raises((OSError, RuntimeError)) as raised, replacing(file):
+    with pytest.raises((OSError, RuntimeError)) as raised, atomic_write(file):
         try:
             raise OSError(errno.ENOSPC, "No space left on device")
         except OSError as error:
@@ -51,7 +51,7 @@ def test_waiting_for_another_process_prints_a_message(tmp_path, monkeypatch, cap
     other = open(tmp_path / ".lock", "w")  # noqa: SIM115 - closed by the timer
     fcntl.flock(other, fcntl.LOCK_EX)
     threading.Timer(0.2, other.close).start()
-    with archives.only_one_process(tmp_path):
+    with archives.data_lock(tmp_path):
         assert str(tmp_path) in capsys.readouterr().err
-    with archives.only_one_process(tmp_path):
+    with archives.data_lock(tmp_path):
         assert capsys.readouterr().err == ""

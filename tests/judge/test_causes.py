@@ -9,7 +9,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.ranks import mean_ranks, rank_means
 from comparison.judge.summaries import Finding
 from comparison.show.detail_tables import account_tables, rank_table
-from comparison.show.sentences import tell
+from comparison.show.sentences import finding_sentence
 from comparison.show.verdict import verdict
 from tests.reports import (
     ENVIRONMENT,
@@ -33,7 +33,7 @@ from tests.reports import (
 def causes_of(*rows, **settings):
     """Return the causes of the last row, by kind. Each has a sentence."""
     causes = analyse(report_of(*rows, **settings)).rows[-1].causes
-    assert all(map(tell, causes))
+    assert all(map(finding_sentence, causes))
     return {cause.kind: cause for cause in causes}
 
 
@@ -42,7 +42,7 @@ def verdict_of(*rows):
 
 
 def described(cause):
-    return cause.values["x"].value, cause.values["place"].kind, cause.told
+    return cause.values["x"].value, cause.values["place"].kind, cause.wording
 
 
 def even(**changed):
@@ -232,7 +232,7 @@ def test_queueing_for_a_core_is_named(values, kind, way):
 
     ((found, cause),) = named(0.45).items()
     advice = cause.values.get("advice")
-    assert (found, advice.kind if advice else cause.told or found) == (kind, way)
+    assert (found, advice.kind if advice else cause.wording or found) == (kind, way)
     assert cause.values["n"] == pytest.approx(0.45) and cause.values["threads"] == 2
     assert cause.values["workers"] == 2 * workers
     enough = 0.15 if workers else 0.25
@@ -259,14 +259,14 @@ def test_growing_epochs_are_named():
         return row("ddp", each_run(rank(halves()), rank(halves()), factors=factors))
 
     ((kind, cause),) = causes_of(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1)).items()
-    assert (kind, cause.told, cause.values["n"]) == ("growing", "growing more", pytest.approx(0.2))
+    assert (kind, cause.wording, cause.values["n"]) == ("growing", "growing more", pytest.approx(0.2))
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
         assert "growing" not in causes_of(single(), steady)
     machine = row(
         "single", each_run(rank(STEP_MS), factors=(1.0, 0.9, 1.0, 1.1))
     )  # the machine became slower under both
     assert "growing" not in causes_of(machine, growing(1.0, 0.9, 1.0, 1.1))
-    assert causes_of(machine)["growing"].told == ""
+    assert causes_of(machine)["growing"].wording == ""
 
 
 @pytest.mark.parametrize("waiting, share", [(5.5, 5.5 / 20.5), (1.0, None)])
@@ -282,13 +282,13 @@ def test_a_bubble_is_compared_with_its_formula(waiting, share):
 def test_parts_of_the_whole_run_are_separate_from_the_speed_up():
     both = rank(halves()), rank(halves())
     ((kind, cause),) = causes_of(single(), ddp(*both, startup_seconds=7.0)).items()
-    assert (kind, cause.of, cause.told) == ("start-up", "run", "pays")
+    assert (kind, cause.of, cause.wording) == ("start-up", "run", "pays")
     assert cause.values["pays"].values == pytest.approx({"s": 0.2, "n": 16, "m": 3}, rel=0.01)
     assert cause.values["what"].values["x"].value == pytest.approx(3.0)
     ((_, early),) = causes_of(single(), ddp(*both, startup_seconds=3.0)).items()
-    assert (early.told, early.values["x"].value) == ("takes less", pytest.approx(-1.0))
+    assert (early.wording, early.values["x"].value) == ("takes less", pytest.approx(-1.0))
     ((kind, warm),) = causes_of(single(), row("ddp", each_run(*both, factors=(21.0, 1.0, 1.0)))).items()
-    assert (kind, warm.told, warm.values["x"].value) == ("warm-up", "takes more", pytest.approx(4.0, rel=0.01))
+    assert (kind, warm.wording, warm.values["x"].value) == ("warm-up", "takes more", pytest.approx(4.0, rel=0.01))
     sentence = "Not counted in the speed-up: start-up takes 1.0 ± 0.0 s less."
     assert sentence in verdict_of(single(), ddp(*both, startup_seconds=3.0))
 

@@ -86,9 +86,9 @@ def test_a_row_that_failed_in_slow_blocks_does_not_profit():
 
 def test_a_row_with_failed_runs_is_not_recommended():
     choice = decide(SINGLE, row("fsdp", FAST), row("ddp", (0.5, None, 0.5)))
-    assert (choice.best.label, dict(choice.out)) == ("FSDP", {"ddp": "1 of 3 runs failed"})
+    assert (choice.best.label, dict(choice.ineligible)) == ("FSDP", {"ddp": "1 of 3 runs failed"})
     assert choice.ratios["ddp"].value == pytest.approx(0.5, abs=0.2)
-    assert decide(row("single", (3.0, None, 3.0)), row("ddp", (1.0, None, 1.0))).kind == "none sound"
+    assert decide(row("single", (3.0, None, 3.0)), row("ddp", (1.0, None, 1.0))).kind == "none eligible"
 
 
 @pytest.mark.parametrize("methods", ["dp ddp", "ddp fsdp", "fsdp pipeline", "single-all-cores ddp", "dp pipeline"])
@@ -172,7 +172,7 @@ def test_epochs_decide_with_their_evaluation_and_at_full_length():
 def test_a_baseline_that_learns_less_is_not_recommended():
     rows = row("single", FAST, (0.1, 0.11, 0.09)), row("ddp", SLOW)
     choice = decide(*rows)
-    assert choice.best.label == "DDP" and choice.out["single"] == "accuracy 60.0 points lower"
+    assert choice.best.label == "DDP" and choice.ineligible["single"] == "accuracy 60.0 points lower"
 
 
 def sweep_of_workers(*seconds):
@@ -193,7 +193,7 @@ def test_a_sweep_of_workers_is_one_decision():
 
 def test_rows_with_equal_settings_are_compared_without_the_baseline():
     choice = decide(row("ddp", FAST), row("fsdp", SLOW), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50))
-    assert choice.best.label == "DDP" and choice.out == {"pipeline": "unequal: global batch 50 instead of 100"}
+    assert choice.best.label == "DDP" and choice.ineligible == {"pipeline": "unequal: global batch 50 instead of 100"}
 
 
 # ---- the same work

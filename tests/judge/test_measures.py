@@ -13,7 +13,7 @@ from comparison.judge.measures import measure
 from comparison.judge.statistics import mean_interval
 from comparison.judge.summaries import PEAKS, run_seconds, unsteadiness
 from comparison.show.report import write_csv
-from comparison.show.sentences import tell
+from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
 from tests.reports import configuration, make_result, report_of, runs
 
@@ -64,7 +64,7 @@ def test_a_method_that_trains_something_else_has_no_accuracy():
     ],
 )
 def test_warnings_of_unsteady_rows(results, words):
-    reasons = list(map(tell, unsteadiness(row_of(*results))))
+    reasons = list(map(finding_sentence, unsteadiness(row_of(*results))))
     assert len(reasons) == bool(words) and all(word in reason for reason in reasons for word in words)
 
 

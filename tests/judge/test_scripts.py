@@ -64,8 +64,8 @@ def test_a_trial_is_shown_but_never_recommended(kind):
     memory = replace(memory[0], name="script-mine-memory", label="memory"), memory[1]
     analysis = analyse(report(script("mine", 20.0), memory, tried))
     (decision,) = analysis.decisions
-    assert (decision.best.label, decision.rows[0].label) == ("memory", "memory")
-    assert [*decision.out] == [f"script-mine-{kind}"] and decision.ratios[f"script-mine-{kind}"].value < 1
+    assert (decision.best.label, decision.eligible[0].label) == ("memory", "memory")
+    assert [*decision.ineligible] == [f"script-mine-{kind}"] and decision.ratios[f"script-mine-{kind}"].value < 1
 
 
 def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():

@@ -109,7 +109,7 @@ def test_only_rank_0_calls_nvidia_smi(nvidia_smi):
 def test_a_run_on_different_gpus_notes_it():
     with pretended_gpus("H200", "A100", "H200"):
         devices = tuple(available_devices("gpu"))
-        unlike = "a note; its devices are not alike (H200, A100), and the slowest decides"
+        unlike = "a note; its devices differ (H200, A100), and the slowest decides"
         assert before_a_run(devices=devices, note="a note").reason == unlike
         assert before_a_run(devices=devices[::2]).reason == ""
 

@@ -11,14 +11,14 @@ from common.engine import setup
 from common.engine.setup import SharedCores, may_share
 from common.machine import sharing
 from common.machine.lifetime import TAG
-from common.machine.sharing import COMPARISON, TRAINING, computing, programs, wait_for_others
+from common.machine.sharing import COMPARISON, TRAINING, programs, register_program, wait_for_others
 from tests.fixtures import CPU, PROJECT, child_environment, make_config
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 OTHER = """
 import time
-from common.machine.sharing import computing
-with computing("training"):
+from common.machine.sharing import register_program
+with register_program("training"):
     print(flush=True)
     time.sleep(1)
 """
@@ -67,13 +67,13 @@ def test_a_number_of_threads_set_by_the_user_is_kept(monkeypatch):
 @LINUX
 def test_a_program_is_registered_unless_it_is_a_comparisons_run_or_a_later_rank(monkeypatch):
     monkeypatch.setattr(sharing, "NAME", f"@test-{time.monotonic_ns()}/")  # not used by other tests
-    with computing(COMPARISON):
+    with register_program(COMPARISON):
         assert [program.kind for program in programs()] == [COMPARISON]
     assert programs() == []
     for name, value in ((TAG, "somebody-1-run"), ("LOCAL_RANK", "1")):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            with computing(TRAINING):
+            with register_program(TRAINING):
                 assert programs() == []
 
 

@@ -9,8 +9,8 @@ from common.settings.config import MODELS
 from comparison.judge.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
-from comparison.plan.plan import make_order, make_plan, with_cut
-from comparison.plan.scripts import parse_script, script_rows, what_if
+from comparison.plan.plan import make_order, make_plan, with_measured_cut
+from comparison.plan.scripts import parse_script, script_rows, variants_of
 from comparison.rows import baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
@@ -164,10 +164,10 @@ def test_networks_are_cut_by_the_measured_block_times():
     probe = convert({**PROBE, "blocks": blocks}, Probe)
     rows = rows_of("single mp pipeline", nproc=[2, 3, 5], num_workers=[0])
     assert [row.stages for row in rows.values()] == [1, 2, 2, 3, 5]
-    single, mp, two, three, five = (with_cut(row, probe).command[len(row.command) :] for row in rows.values())
+    single, mp, two, three, five = (with_measured_cut(row, probe).command[len(row.command) :] for row in rows.values())
     assert mp == two == ("--split-at", "head") and three == ("--split-at", "conv2", "head")
     assert single == five == ()  # four blocks cannot make five stages
-    assert with_cut(rows["mp"], None) == rows["mp"] == with_cut(rows["mp"], convert(PROBE, Probe))
+    assert with_measured_cut(rows["mp"], None) == rows["mp"] == with_measured_cut(rows["mp"], convert(PROBE, Probe))
 
 
 def test_baseline_has_the_same_swept_values():
@@ -219,7 +219,7 @@ def test_variants_of_a_single_script():
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)
-        variants = what_if(row, machine, ranks)
+        variants = variants_of(row, machine, ranks)
         assert row.what_if == "" and all(other.name == f"{row.name}-{other.what_if}" for other in variants)
         return {other.label: other for other in variants}
 

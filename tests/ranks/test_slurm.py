@@ -22,7 +22,7 @@ from common.settings.totals import per_process
 from comparison.methods import python
 from comparison.results_file import read_results
 from comparison.run import machine
-from comparison.run.machine import by_hand, find_nodes
+from comparison.run.machine import find_nodes, manual_commands
 from tests.fixtures import PROJECT, child_environment, plan, small, wait_until
 
 SRUN = {
@@ -81,7 +81,7 @@ def test_the_error_for_an_indivisible_total_suggests_others(total, processes, ch
 def test_the_command_to_use_without_slurm():
     row = plan(nodes=[2], nproc=[4], methods=[("ddp", {})])["ddp"]
     script = f"{row.command[1]} "
-    before, _, after = by_hand(row).partition(script)
+    before, _, after = manual_commands(row).partition(script)
     assert before.endswith("--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=FIRST_HOST:29500 ")
     assert script + after == shlex.join(row.command[1:])
 
@@ -107,7 +107,7 @@ MNIST = "node 2 of 2, data: mnist; found; type: "
         ("2", [(None, ("torch", "bad")), (ALIKE,)], "node 1 of 2, torch; found"),
         ("2", [(ALIKE, ("data: mnist", "ok")), (ALIKE, ("data: mnist", "note"))], MNIST),
         ("2", [(ALIKE,), (ALIKE, ("data: mnist", "bad"))], MNIST),
-        ("2", [(ALIKE,), (OTHER, ("data: cifar10", "note"))], "the nodes of the job are not alike; cores 8, 16; ask"),
+        ("2", [(ALIKE,), (OTHER, ("data: cifar10", "note"))], "the nodes of the job differ; cores 8, 16; ask"),
     ],
 )
 def test_bad_or_different_nodes_are_refused(held, checks, message, monkeypatch, tmp_path):

@@ -21,7 +21,7 @@ from comparison.run.turns import Run, run_once
 from comparison.show.detail_tables import card_table
 from comparison.show.remarks import bandwidths
 from comparison.show.report import write_csv
-from comparison.show.sentences import tell
+from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
 from comparison.show.terminal import terminal_text
 from tests.fixtures import wait_until
@@ -230,7 +230,7 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
 
 
 def test_lowered_clocks_are_reported():
-    (words,) = map(tell, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
+    (words,) = map(finding_sentence, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
     assert "lowered a GPU's clock for 40% of the time" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 

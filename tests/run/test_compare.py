@@ -15,7 +15,7 @@ from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
-from comparison.run.forecast import checks_maths, guesses_of, how_long, seconds_left, starved
+from comparison.run.forecast import checks_maths, describe_time_left, guesses_of, loader_warnings, seconds_left
 from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
@@ -59,7 +59,7 @@ def test_a_long_comparison_suggests_a_shorter_command(settings, test_images, nam
     command = "python compare_parallel.py"
     report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry-run", outcomes=())
     suggestion = f"This finds the fastest row in about 2 min:\n{command} --epochs 2 --max-steps 100"
-    assert how_long(report)[1:] == ([suggestion] if named else [])
+    assert describe_time_left(report)[1:] == ([suggestion] if named else [])
 
 
 def test_predictions_are_shown_with_the_result(tmp_path):
@@ -221,7 +221,7 @@ def test_warning_of_workers_that_starve_a_gpu():
             "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}],  # 2,000 images/s
             "loaders": [{"num_workers": 2, "images_per_second": speed, "cpu_seconds_per_image": 0.0}],
         }
-        return starved(report_of((configuration(device="gpu", num_workers=2, **planned), []), probe=probe))
+        return loader_warnings(report_of((configuration(device="gpu", num_workers=2, **planned), []), probe=probe))
 
     assert said(2001.0) == said(15_999.0, batch_size=100) == []
     (one,), (eight,) = said(1500.0), said(15_999.0, batch_size=800)

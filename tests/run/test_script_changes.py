@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from comparison.methods import Machine
-from comparison.plan.scripts import parse_script, script_rows, what_if
+from comparison.plan.scripts import parse_script, script_rows, variants_of
 from comparison.run import scripts
 from comparison.run.scripts import ScriptRun, Slices
 from comparison.run.turns import run_whole
@@ -47,7 +47,7 @@ def run_variant(kind, directory, monkeypatch):
     command = shlex.join([sys.executable, str(directory / "train.py"), str(directory)])
     machine = Machine(0, 2, bf16=True)
     (plain,) = script_rows([parse_script(f"mine={command}")], machine)
-    row = {row.what_if: row for row in (plain, *what_if(plain, machine, None))}[kind]
+    row = {row.what_if: row for row in (plain, *variants_of(plain, machine, None))}[kind]
     outcome = run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10, 0.0), ENVIRONMENT))
     assert outcome.status == "ok", outcome.reason
     return [json.loads(file.read_text()) for file in directory.glob("*.json")], outcome.result

@@ -14,7 +14,7 @@ from comparison.results_file import read_results, write_results
 from comparison.run import tips as tips_module
 from comparison.run.observed import with_batch
 from comparison.run.tips import run_tips
-from comparison.show.advice import possible
+from comparison.show.advice import option_advice
 from comparison.show.detail_tables import tip_rows
 from comparison.show.report import TIPS, present, write_csv
 from tests.fixtures import PROJECT, small
@@ -159,7 +159,7 @@ def test_tips_change_no_other_table(launch, tmp_path):
     present(tmp_path)
     write_csv(analyse(report), tmp_path / "without.csv")
     assert (tmp_path / "results.csv").read_text() == (tmp_path / "without.csv").read_text()
-    assert possible(analyse(report)) == []
+    assert option_advice(analyse(report)) == []
 
 
 def test_options_for_a_row(monkeypatch):

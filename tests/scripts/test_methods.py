@@ -15,7 +15,7 @@ from common.data.image_set import load_image_set
 from common.machine.cores import available_cores
 from common.models.build import build_network
 from common.ranks import replicas
-from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, small, start_here
+from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, run_in_process, small
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size
@@ -55,7 +55,7 @@ def train_here(monkeypatch, tmp_path, data_root, capsys):
     def run(command, *flags):
         files = ("--output", tmp_path / "result.json", "--save", tmp_path / "weights.pth", "--figure-dir", tmp_path)
         monkeypatch.setattr(sys, "argv", small(command, data_root, *flags, *files))
-        start_here(monkeypatch, sys.argv[0])
+        run_in_process(monkeypatch, sys.argv[0])
         weights = torch.load(tmp_path / "weights.pth", weights_only=True)
         return json.loads((tmp_path / "result.json").read_text()), weights, capsys.readouterr().out
 
@@ -297,7 +297,7 @@ def test_cudnn_does_not_tune_in_every_step(count, tuned, note, monkeypatch, data
     monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda self, model, devices: torch.nn.Module.__init__(self))
     command = small("data_parallel_train.py --use-parallel --threads 1 --quiet", data_root, "--figure-dir", tmp_path)
     monkeypatch.setattr(sys, "argv", command)
-    start_here(monkeypatch, "data_parallel_train.py")
+    run_in_process(monkeypatch, "data_parallel_train.py")
     assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
 
 

@@ -16,7 +16,7 @@ from common.errors import DATA, USAGE, SuiteError
 from common.models.build import block_names, build_network, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
-from tests.fixtures import ALL, make_config, make_loaders, plan_arguments, small, start_here
+from tests.fixtures import ALL, make_config, make_loaders, plan_arguments, run_in_process, small
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
@@ -42,7 +42,7 @@ def start(monkeypatch, tmp_path):
 
     def start(script, *flags):
         monkeypatch.setattr(sys, "argv", [script, *map(str, flags), "--figure-dir", str(tmp_path), "--threads", "1"])
-        start_here(monkeypatch, script)
+        run_in_process(monkeypatch, script)
 
     return start
 

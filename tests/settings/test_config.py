@@ -14,12 +14,12 @@ from common.errors import SuiteError
 from common.machine.environment import command_line
 from common.machine.turns import TURNS, Turns
 from common.settings.arguments import ELSEWHERE
-from common.settings.config import FLAGS, GROUPS, RunConfig, flags_that, option, parse, script_parser
+from common.settings.config import FLAGS, GROUPS, RunConfig, flags_with, option, parse, script_parser
 from comparison.methods import Machine
 from comparison.plan import flags as comparison_flags
 from comparison.plan.plan import make_plan
 from comparison.rows import IN_EVERY_METHOD, Planned
-from tests.fixtures import start_here
+from tests.fixtures import run_in_process
 
 SWITCHES = "allow_slow_precision compile cuda_graph recompute eval_mode bind quiet debug"
 CHANGED = (  # a value other than the default
@@ -59,14 +59,14 @@ def test_every_field_of_the_config_is_a_flag_of_a_script(type_in, monkeypatch, t
 
 
 def test_shared_flags_of_a_comparison_reach_every_row(type_in):
-    for name in {*flags_that("shared")} - {"device"}:  # which depends on the machine
+    for name in {*flags_with("shared")} - {"device"}:  # which depends on the machine
         type_in("compare_parallel.py", *valid_words(name))
         arguments, shared = compare_parallel.parse()
         for row in make_plan(arguments, Machine(0, 4), shared):
             assert shlex.join(words(name)) in shlex.join(row.command)
 
 
-@pytest.mark.parametrize("name", flags_that("own"))
+@pytest.mark.parametrize("name", flags_with("own"))
 def test_a_row_can_override_a_flag(name, type_in):
     value = CHANGED[name]
     flag = option(name).removeprefix("--") + ("" if value is True else f"={value}")
@@ -81,17 +81,17 @@ def test_a_checkpoint_is_only_valid_for_the_same_decisive_flags():
     def decisive(**values):
         return checkpoint._decisive(RunConfig(**values), Namespace())
 
-    assert {name for name in FLAGS if decisive(**{name: CHANGED[name]}) != decisive()} == {*flags_that("decides")}
+    assert {name for name in FLAGS if decisive(**{name: CHANGED[name]}) != decisive()} == {*flags_with("decides")}
 
 
 def test_traits_of_flags_are_consistent():
-    decides, own, planned = {*flags_that("decides")}, {*flags_that("own")}, {field.name for field in fields(Planned)}
+    decides, own, planned = {*flags_with("decides")}, {*flags_with("own")}, {field.name for field in fields(Planned)}
     assert {"precision", "compile", "cuda_graph"} < own < planned
     assert len(decides) == 23 and not {"epochs", "threads", "num_workers"} & decides
     # batch_size is compared as the global batch; the other two do not change the gradients
-    assert decides - {*flags_that("equal")} == {"batch_size", "accumulate", "recompute"}
-    assert {*flags_that("several")} == {*IN_EVERY_METHOD} < planned
-    assert not set(flags_that("by_rank")) & (decides | {*flags_that("equal")})
+    assert decides - {*flags_with("equal")} == {"batch_size", "accumulate", "recompute"}
+    assert {*flags_with("several")} == {*IN_EVERY_METHOD} < planned
+    assert not set(flags_with("by_rank")) & (decides | {*flags_with("equal")})
 
 
 # ---- help
@@ -105,7 +105,7 @@ def help_of(monkeypatch, capsys):
         monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(sys, "argv", [f"{script}.py", flag])
         with pytest.raises(SystemExit):
-            compare_parallel.main() if script == "compare_parallel" else start_here(monkeypatch, f"{script}.py")
+            compare_parallel.main() if script == "compare_parallel" else run_in_process(monkeypatch, f"{script}.py")
         return capsys.readouterr().out
 
     return help_of
@@ -132,7 +132,7 @@ def test_a_comparison_has_a_short_and_a_full_help(flag, help_of):
     named = [re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, re.MULTILINE) for text in (short, full)]
     assert len(named[0]) == 20 and len(short.splitlines()) <= 40 and max(map(len, short.splitlines())) <= 80
     own = {flag.option(name) for name, flag in comparison_flags.FLAGS.items()}
-    assert {*named[0]} < {*named[1]} == own | {*map(option, flags_that("shared"))} | {"--debug", "--help", "--help-all"}
+    assert {*named[0]} < {*named[1]} == own | {*map(option, flags_with("shared"))} | {"--debug", "--help", "--help-all"}
 
 
 # ---- spellings and typing errors
@@ -173,7 +173,7 @@ def test_mnist_py_trains_on_mnist_by_default(type_in, monkeypatch, tmp_path):
     for flags in ((), ("--dataset", "fashion-mnist")):
         type_in("mnist.py", "--epochs", "3", *flags, "--figure-dir", str(tmp_path))
         with pytest.raises(SystemExit):
-            start_here(monkeypatch, "mnist.py")
+            run_in_process(monkeypatch, "mnist.py")
     assert [(config.dataset, config.epochs) for config in configs] == [("mnist", 3), ("fashion-mnist", 3)]
 
 

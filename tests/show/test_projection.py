@@ -10,7 +10,7 @@ from common.files.probe import Bucket
 from comparison.judge.analysis import analyse
 from comparison.judge.projection import Link
 from comparison.show.detail_tables import projection_table
-from comparison.show.sentences import tell
+from comparison.show.sentences import finding_sentence
 from comparison.show.sweep_plots import draw_scaling
 from comparison.show.terminal import terminal_text
 from tests.reports import LINK, cells, configuration, markdown_of, report_of, row_of, runs
@@ -28,7 +28,7 @@ def projected(*rows, cores=2, **probed):
 
 
 def sentences(analysis):
-    return " ".join(map(tell, (*analysis.projection.stops, *analysis.projection.assumptions)))
+    return " ".join(map(finding_sentence, (*analysis.projection.stops, *analysis.projection.assumptions)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import SuiteError
-from common.settings.config import RunConfig, flags_that
+from common.settings.config import RunConfig, flags_with
 from comparison.judge import analysis
 from comparison.judge.analysis import analyse
 from comparison.judge.blocks import ratios, residual_deviation
@@ -185,7 +185,7 @@ INEQUALITIES = {
         f"{name} 9 instead of {make_result().config.get(name, getattr(RunConfig(), name))}": {
             "config": {**make_result().config, name: 9}
         }
-        for name in flags_that("equal")
+        for name in flags_with("equal")
         if name not in ("precision", "seed")
     },
 }
@@ -247,7 +247,7 @@ def test_the_check_of_the_maths_fails_rows_with_other_weights(monkeypatch):
     assert checks["other"].status == "failed" and checks["ddp-no-sync"].status == "expected"
     assert checks["broken"].status == "failed" and "unrecognized arguments" in checks["broken"].reason
     report = report_of(SINGLE, (other, runs()), equivalence=checks)
-    assert report.failed and "failed: computes something else" in main_table(report)
+    assert report.failed and "failed: different weights" in main_table(report)
 
 
 # ---- files
@@ -287,8 +287,8 @@ DAMAGES = {
     "cannot read": (r"\A[\s\S]*\Z", ["", "[]", "{"]),
     "version is 99.*update this": (f'"schema_version": {SCHEMA_VERSION}', ['"schema_version": 99']),
     "run the comparison again": (f'"schema_version": {SCHEMA_VERSION}', ['"schema_version": 1']),
-    "it was edited": ('"train_seconds": 0.4', ['"train_seconds": 0.3']),
-    "was edited": ('"sha256"', ['"sha"']),
+    "was changed after it was written": ('"train_seconds": 0.4', ['"train_seconds": 0.3']),
+    "does not match its checksum": ('"sha256"', ['"sha"']),
 }
 
 

@@ -118,7 +118,7 @@ def by_name(rows):
 
 def relative(name):
     """The wall time of a row relative to the best one, with the interval of the analysis."""
-    ratio = next(ANALYSIS.beside_best(entry) for entry in ANALYSIS.rows if entry.name == name)
+    ratio = next(ANALYSIS.ratio_to_best(entry) for entry in ANALYSIS.rows if entry.name == name)
     return WHOLE[name] / WHOLE[BEST], *(() if name == BEST else (ratio.low, ratio.high))
 
 

@@ -38,8 +38,8 @@ def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, widt
         text = terminal_text(analysis, proofs, width=width)
     lines = text.splitlines()
     assert len(lines) <= LINES < 24 and max(map(columns, lines)) <= width and "\x1b" not in text
-    excluded = {name for decision in analysis.decisions for name in decision.out}
-    ratios = [analysis.beside_best(entry) for entry in analysis.rows if entry.name not in excluded]
+    excluded = {name for decision in analysis.decisions for name in decision.ineligible}
+    ratios = [analysis.ratio_to_best(entry) for entry in analysis.rows if entry.name not in excluded]
     values = {str(ratio): ratio.value for ratio in ratios if ratio and ratio.low}
     cells = [re.split(" {2,}", line) for line in lines]
     heads = [line.index(cell) for line in cells for cell in line if cell.startswith(("Relative [", "相对时间 ["))]
@@ -57,7 +57,7 @@ def checked(status):
 def test_rows_with_different_weights_are_not_counted_as_matching(status):
     text = terminal_text(analyse(report_of(SINGLE, DDP, equivalence=checked(status))))
     assert "Weights" not in text
-    for said in ("\nNext: fix “DDP”", ": computes something else: its weights differ by 3.0e-01"):
+    for said in ("\nNext: fix “DDP”", ": its weights differ from one device's by 3.0e-01"):
         assert (said in text) == (status == "failed")
 
 

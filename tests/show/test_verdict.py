@@ -12,7 +12,7 @@ from comparison.show import verdict as words
 from comparison.show.advice import recommendations as advised
 from comparison.show.detail_tables import sweep_tables
 from comparison.show.sections import sections
-from comparison.show.sentences import tell
+from comparison.show.sentences import finding_sentence
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
@@ -46,7 +46,7 @@ def kinds(report, index=-1):
 
 def sentence(report, index=-1):
     (cause,) = causes(report, index)
-    return tell(cause)
+    return finding_sentence(cause)
 
 
 def test_nothing_is_found_where_nothing_is_planted():
