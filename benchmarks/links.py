@@ -23,14 +23,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from measure import PROJECT, as_table, call, run_of
+from measure import PROJECT, as_table, call, cost_range, run_of
 from network import machines, missing
 from runs import Runs, benchmark, benchmark_parser
 
 from common.errors import FAILED, MACHINE, SuiteError
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
+from comparison.cluster import Cluster
 from comparison.judge.analysis import analyse
+from comparison.judge.projection import basis_of
 from comparison.methods import python, script
 from comparison.record import Report
 from comparison.results_file import read_results
@@ -63,10 +65,16 @@ class Forecast:
     ranks: int
     projected: float
     measured: float
+    exchange: float  # the projected part of the step for exchanging gradients and waiting
 
     @property
     def error(self) -> float:
         return self.projected / self.measured - 1
+
+    @property
+    def cost(self) -> float:
+        """The cost of exchanging and waiting, measured ÷ projected."""
+        return 1 + (self.measured - self.projected) / self.exchange
 
 
 def flags_of(model: str) -> str:
@@ -79,7 +87,8 @@ def compare(model: str, path: Path) -> str:
     """Run a comparison of one device with --project. Write its results.json to `path` and return that."""
     with temporary_directory() as directory:
         flags = f"{flags_of(model)} --loader resident --device cpu --epochs 3 --methods single --repeats 2"
-        call("compare_parallel.py", *flags.split(), "--project", "2", "4", "--output-dir", directory)
+        network = "--project 2x1 4x1 --link-gbps 10"  # replaced by each link
+        call("compare_parallel.py", *flags.split(), *network.split(), "--output-dir", directory)
         path.parent.mkdir(parents=True, exist_ok=True)
         return str(shutil.copy(Path(directory, "results.json"), path))
 
@@ -134,15 +143,17 @@ def forecasts(model: str, report: Report, seconds: dict[str, Epochs], carried: C
 
     The report's times are scaled to those of one device measured in turns with DDP, as the machine's speed drifts.
     """
-    alone = statistics.median(trained for *_, trained, _ in seconds[ALONE])
-    drift, found = alone / analyse(report).projection.points[0].epoch_seconds, []
+    alone, found = statistics.median(trained for *_, trained, _ in seconds[ALONE]), []
+    drift = alone / analyse(report).projection.points[0].epoch_seconds
     report = replace(report, outcomes=tuple(_scaled(outcome, drift) for outcome in report.outcomes))
+    basis = basis_of(report, {entry.name: entry.summary for entry in analyse(report).rows})
     for (gbps, milliseconds), ranks in itertools.product(LINKS, PROJECTED):
-        link = {"link_gbps": carried[f"{gbps:g}, {ranks}"], "link_ms": milliseconds, "project": [ranks]}
-        step = analyse(replace(report, settings={**report.settings, **link})).projection.points[-1].step
+        cores = basis.cores / ranks  # the machines share them
+        link = replace(basis.link, cores=cores, delay=milliseconds, wire=carried[f"{gbps:g}, {ranks}"])
+        step = replace(basis, cores=cores, link=link).step(Cluster(ranks, 1))
         measured, forwarding = step_over(seconds[f"DDP ×{ranks}"], (gbps, milliseconds))
-        projected = replace(step, cores=step.cores + forwarding / report.environment["cores"]).milliseconds
-        found.append(Forecast(model, ranks, projected, measured))
+        step = replace(step, cores=step.cores + forwarding / basis.cores)
+        found.append(Forecast(model, ranks, step.milliseconds, measured, step.exchange))
     return found
 
 
@@ -196,7 +207,11 @@ def error_table(found: list[Forecast]) -> str:
         errors = [forecast.error for forecast in found if (forecast.model, forecast.ranks) == (model, ranks)]
         middle = statistics.median(map(abs, errors))
         rows.append((model, ranks, f"{middle:.0%}", f"{min(errors):+.0%}", f"{max(errors):+.0%}"))
-    return as_table("Network | Machines | Median size of the error | From | To", rows)
+    low, high = cost_range([forecast.cost for forecast in found])
+    return (
+        f"{as_table('Network | Machines | Median size of the error | From | To', rows)}\n\n"
+        f"Exchanging and waiting cost {low:g} to {high:g} times the projection in 90% of {len(found)} measurements."
+    )
 
 
 def all_epochs(blocks: list[dict[str, dict]]) -> dict[str, list]:

@@ -144,6 +144,12 @@ def median(values: list[float], pattern: str) -> str:
     return f"{statistics.median(values):{pattern}} ({min(values):{pattern}}–{max(values):{pattern}})"
 
 
+def cost_range(costs: list[float]) -> tuple[float, float]:
+    """Return the 5% and the 95% quantile, to one digit after the point."""
+    low, high = np.quantile(costs, (0.05, 0.95))
+    return round(float(low), 1), round(float(high), 1)
+
+
 def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -> str:
     """Return a Markdown table. header: column names separated by " | ". left: indices of the text columns."""
     return lay_out(list(rows), header.split(" | "), "github", left=left)

@@ -36,7 +36,7 @@ class Settings(TypedDict):
     scaling: str
     repeats: int | None
     allow_unequal: bool
-    project: list[int]
+    project: list[str]
     link_gbps: float | None
     link_ms: float | None
     check_maths: bool | None

@@ -183,7 +183,7 @@ def full_report():
         row_of("ddp", 2),
         (configuration("dp", num_workers=2), simulated),
         (configuration("mp"), ["failed"]),
-        project=[2, 4],
+        project=["2", "4"],
         probe=LINK,
         check_maths=True,
         equivalence={"ddp": Equivalence(1e-8, "ok", "")},

@@ -7,6 +7,7 @@ from common.data.fitting import default_loader
 from common.errors import USAGE, SuiteError
 from common.settings.totals import per_process
 from common.words import count
+from comparison.cluster import Cluster
 from comparison.methods import Machine, default_baseline
 from comparison.plan.plan import type_flags
 from comparison.rows import Configuration
@@ -36,13 +37,14 @@ def warn_of_shared_cores(arguments: argparse.Namespace, machine: Machine) -> Non
         )
 
 
+def refuse_if(wrong: object, what: str, found: str, advice: str) -> None:
+    """Raise SuiteError (USAGE) if something is wrong."""
+    if wrong:
+        raise SuiteError(what, found, advice, USAGE)
+
+
 def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: list[Configuration]) -> None:
     """Raise SuiteError (USAGE) for flags that match none of the rows, or that cannot work on this machine."""
-
-    def refuse_if(wrong, what, found, advice):
-        if wrong:
-            raise SuiteError(what, found, advice, USAGE)
-
     gpus, limit = machine.gpus, arguments.memory_limit
     advice = "leave it out, or add --device cpu"
     refuse_if(gpus and limit, "--memory-limit is for a CPU", f"found {count(gpus, 'GPU')}", advice)
@@ -60,14 +62,21 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
         unmatched = not {baseline, predicted} <= methods or predicted == baseline
         refuse_if(unmatched, f"--predict {guess} matches no row of this comparison", rows, advice)
 
-    projects, nodes = arguments.project, max(arguments.nodes)
-    unused = (arguments.link_gbps or arguments.link_ms) and not projects
-    refuse_if(unused, "--link-gbps and --link-ms are for --project", "found none", "type e.g. --project 8")
-    if projects:
-        advice = "leave one of them out"
-        refuse_if(nodes > 1, "--project is about one machine", f"found --nodes {nodes}", advice)
-        refuse_if(arguments.scaling == "weak", "--project is for strong scaling", "found --scaling weak", advice)
-        no_link = gpus == 1 and not arguments.link_gbps
-        refuse_if(no_link, "--project needs a link's speed", "found 1 GPU", "add e.g. --link-gbps 200")
-    for devices in projects:
-        per_process("--batch-size", plan[0].planned.batch_size, devices)
+    _check_projection(arguments, [Cluster.parse(text) for text in arguments.project], plan, gpus)
+
+
+def _check_projection(arguments, clusters, plan, gpus):
+    between = next((cluster for cluster in clusters if cluster.machines > 1), None)
+    inside = next((cluster for cluster in clusters if cluster.devices > 1), None)
+    what = "--link-gbps and --link-ms describe the network between machines"
+    unused = (arguments.link_gbps or arguments.link_ms) and not between
+    refuse_if(unused, what, "found no machines in --project", "type e.g. --project 4x2")
+    several = clusters and max(arguments.nodes) > 1
+    refuse_if(several, "--project starts from one machine", "found --nodes", "leave one of them out")
+    what = f"--project {between} needs the speed of the network between the machines"
+    advice = "measure it, e.g. with iperf3 or all_reduce_perf of nccl-tests, and type --link-gbps G --link-ms L"
+    refuse_if(between and not arguments.link_gbps, what, "found none", advice)
+    advice = "type e.g. --project 8x1 --link-gbps G, with the speed between the GPUs"
+    refuse_if(gpus == 1 and inside, f"--project {inside} needs the speed between GPUs", "found 1 GPU", advice)
+    for cluster in clusters if arguments.scaling == "strong" else ():
+        per_process("--batch-size", plan[0].planned.batch_size, cluster.total)

@@ -16,6 +16,7 @@ from common.settings.config import (
     option,
     parse_with_recipe,
 )
+from comparison.cluster import ALONE, Cluster
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
 from comparison.plan.plan import type_flags
 from comparison.plan.scripts import parse_script
@@ -104,10 +105,16 @@ def _baseline(text):
     return name
 
 
-def _several_devices(text):
-    if (devices := positive_int(text)) < 2:
-        raise argparse.ArgumentTypeError("needs whole numbers of at least 2")
-    return devices
+def _cluster(text):
+    try:
+        cluster = Cluster.parse(text)
+    except ValueError:
+        cluster = ALONE
+    if cluster.total < 2:
+        raise argparse.ArgumentTypeError(
+            "needs a number of devices such as 8, or machines and their devices, as in 4x8"
+        )
+    return str(cluster)
 
 
 # Parsers and placeholders in the help
@@ -189,9 +196,14 @@ FLAGS = {
     "check_maths": Flag(
         "compare each row's weights with one device's after 20 steps (where that takes less than a tenth of the time)"
     ),
-    "project": Flag("project the speed-up of N devices", (_several_devices, "N"), [], "+"),
-    "link_gbps": Flag("Gbit/s between devices, for --project (measured)", (positive_float, "G")),
-    "link_ms": Flag("milliseconds of extra latency between devices, for --project (0)", MS),
+    "project": Flag(
+        "project the speed-up of N devices on this machine, or of M machines like it with N each",
+        (_cluster, "[Mx]N"),
+        [],
+        "+",
+    ),
+    "link_gbps": Flag("Gbit/s of the network between machines, for --project", (positive_float, "G")),
+    "link_ms": Flag("milliseconds of latency of that network (0)", MS),
     "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
     "keep": _shown("how many earlier results to keep there, in earlier-DATE (all)", N),
     "lang": _shown("language of the output: en | zh, Chinese (%(default)s)", LANG, "en"),

@@ -12,6 +12,8 @@ from typing import Any
 from common.files.probe import Probe
 from common.files.reading import as_record
 from common.words import count, duration
+from comparison.cluster import Cluster
+from comparison.judge.projection import device_batch
 from comparison.outcomes import Outcome
 from comparison.plan.plan import type_flags
 from comparison.record import Report
@@ -33,8 +35,9 @@ def run_probe(report: Report, shared_flags: list[str]) -> Probe:
     able = [row for row in report.plan if not (row.skip or row.is_script)]
     sizes = {size for row in able for size in (row.planned.batch_size, row.planned.per_device_batch_size)}
     if projects:
-        batch = first.batch_size
-        sizes |= {batch // devices for devices in projects}
+        batch = device_batch(report, 1)
+        sizes |= {batch, *(device_batch(report, Cluster.parse(cluster).total) for cluster in projects)}
+    if projects and settings["scaling"] == "strong":
         sizes |= {batch >> halvings for halvings in range(batch.bit_length()) if not batch % (1 << halvings)}
     swept = {name: list(dict.fromkeys(getattr(row.planned, name) for row in able)) for name in ("model", "num_workers")}
     flags = [*shared_flags, *type_flags({**first.flags, **swept}), "--sizes", *map(str, sorted(sizes))]

@@ -188,17 +188,16 @@ def _sweep_rows(analysis, sweep):
 
 @table
 def projection_table(analysis: Analysis) -> Rows:
-    """The projection for each number of devices, with the measured time where there is one."""
+    """The projection for each cluster, with the measured time where there is one."""
     for point in analysis.projection.points:
         yield {
-            "Devices": point.devices,
+            "Devices": str(point.cluster),
             "One device's step (ms)": f"{point.step.compute:.1f}",
-            "All-reduce (ms)": f"{point.step.all_reduce:.2f}",
+            "Exchange and waiting (ms)": f"{point.step.exchange:.2f}",
             "Loader's limit (ms)": f"{point.step.loading:.1f}",
             "Cores' limit (ms)": cell(point.step.cores, ".1f"),
             "Epoch, projected, not measured (s)": cell(point.epoch_seconds, ".2f"),
-            "Speed-up, projected": cell(point.speed_up, ".2f"),
-            "Speed-up along trees, projected": cell(point.tree, ".2f"),
+            "Speed-up, projected": f"{point.speed_up:.2f} [{point.low:.2f}, {point.high:.2f}]",
             "Epoch, measured (s)": cell(point.measured_seconds, ".2f"),
             "Error of the projection": cell(point.error, "+.0%"),
         }

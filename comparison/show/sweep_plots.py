@@ -7,7 +7,7 @@ import numpy as np
 from common.files.plots import new_figure, new_panels
 from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
-from comparison.judge.projection import LABEL, TESTED
+from comparison.judge.projection import LABEL
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER
 from comparison.methods import projected_method
@@ -72,12 +72,18 @@ def draw_scaling(analysis: Analysis):
         most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
         top = max(top, *(high for _, high in ends))
     if points and unit == 1:  # the projection is relative to one device
-        tested = [point for point in points if point.devices <= TESTED]
-        for part, linestyle, how in ((tested, "-", []), (points[len(tested) - 1 :], "--", [say("untested")])):
-            label = render(join(", ", [projected_method().called, LABEL, *how]))
-            places, speed_ups = [point.devices for point in part], [point.speed_up for point in part]
-            axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
-        most, top = max(most, points[-1].devices), max(top, *(point.speed_up for point in points))
+        alone, *others = points
+        inside = [point for point in others if point.cluster.machines == 1]
+        between = [point for point in others if point.cluster.machines > 1]
+        for part, linestyle, how in ((inside, "-", []), (between, "--", [say("several machines")])):
+            if part:
+                part = [alone, *part]
+                label = render(join(", ", [projected_method().called, LABEL, *how]))
+                places, speed_ups = [point.cluster.total for point in part], [point.speed_up for point in part]
+                axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
+                lows, highs = [point.low for point in part], [point.high for point in part]
+                axis.fill_between(places, lows, highs, color="#777777", alpha=0.15, linewidth=0)
+        most, top = max(most, points[-1].cluster.total), max(top, *(point.high for point in points))
     ideal = render(say("ideal: linear speed-up"))
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entries in series.values() for entry in entries])

@@ -67,17 +67,20 @@ def details(analysis: Analysis) -> list[str]:
 
 
 def _projected(analysis):
-    found = analysis.projection.points
-    points = [point for point in found if point.speed_up and point.devices > 1 and not point.measured_seconds]
+    projection, settings = analysis.projection, analysis.report.settings
+    points = [point for point in projection.points if point.cluster.total > 1 and not point.measured_seconds]
     if not points:
-        return list(
-            map(finding_sentence, analysis.projection.assumptions if analysis.report.settings["project"] else ())
-        )
-    speed_ups = [
-        say("{x:.2f} on {devices}", x=point.speed_up, devices=count(point.devices, "device")) for point in points
-    ]
-    name = projected_method().called
-    return [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=join(", ", speed_ups))]
+        return list(map(finding_sentence, projection.assumptions if settings["project"] else ()))
+    speed_ups = [say("{x:.2f} {range} on {cluster}", **_speed_up(point)) for point in points]
+    name, points = projected_method().called, join(", ", speed_ups)
+    found = [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=points)]
+    if settings["link_gbps"]:
+        found.append(sentence("network", g=settings["link_gbps"], x=settings["link_ms"] or 0.0))
+    return found
+
+
+def _speed_up(point):
+    return {"x": point.speed_up, "range": f"[{point.low:.2f}, {point.high:.2f}]", "cluster": point.cluster.words}
 
 
 def _accuracies(analysis):

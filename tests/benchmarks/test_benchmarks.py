@@ -1,13 +1,11 @@
 """Tests of the generated documentation, some benchmarks, and benchmark.py, which runs them all."""
 
-import json
 import re
 import sys
 from dataclasses import replace
 
 import benchmark
 import false_alarms
-import links
 import overhead
 import pytest
 import runs
@@ -15,13 +13,12 @@ import torch
 
 import docs
 from common.errors import FAILED, SuiteError
-from comparison.judge import projection
 from tests import reports
 from tests.fixtures import PROJECT
 
 PAGES = "".join(
     (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    for name in ("performance", "findings", "own-script", "methods")
+    for name in ("performance", "findings", "own-script", "methods", "comparison")
 )
 FIGURES = PROJECT / "figures" / "benchmark"
 
@@ -32,13 +29,6 @@ def test_generated_documentation_is_up_to_date():
     )
     shown = " ".join(re.findall("<!-- (.*) -->", PAGES)).split()
     assert {*docs.SCRIPTS, *docs.COMPARISONS} <= {*shown}
-
-
-def test_links_are_measured_for_as_many_ranks_as_the_projection_claims():
-    measured = json.loads((FIGURES / "links.json").read_text(encoding="utf-8"))
-    found = links.all_forecasts(measured, FIGURES)
-    assert "<!-- links -->" in PAGES and measured["steps"] == links.STEPS
-    assert max(forecast.ranks for forecast in found) == projection.TESTED
 
 
 def test_a_page_shows_the_diff_of_two_scripts(tmp_path, monkeypatch):

@@ -54,7 +54,8 @@ FINE = [  # (GPUs, flags)
     (2, "--fit-batch"),
     (0, "--fit-batch --memory-limit 2GiB"),
     (2, "--project 4"),
-    (1, "--project 4 --link-gbps 200 --link-ms 1"),
+    (0, "--project 4 --scaling weak"),
+    (1, "--project 4x1 --link-gbps 200 --link-ms 1"),
 ]
 
 
@@ -80,7 +81,10 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--methods ddp:wrokers=4"): "unknown name 'wrokers'",
     (0, "--methods ddp:num-workers=-1"): "from 0 to",
     (0, "--methods ddp:num-workers"): "found ''",
-    (0, "--project 1"): "argument --project: needs whole numbers of at least 2",
+    **{
+        (0, f"--project {text}"): "argument --project: needs a number of devices such as 8"
+        for text in ("1", "1x1", "x")
+    },
     (0, "--baseline singel"): "did you mean single?",
     (0, "--baseline ddp-no-sync"): "argument --baseline: ddp-no-sync trains nothing that could be a baseline",
     (0, "--repeats 0"): "from 1 to",
@@ -107,17 +111,20 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--fit-batch --methods single ddp:batch-size=64"): "leave out ddp:batch-size",
     (0, "--fit-batch"): "--fit-batch on a CPU needs a limit; found none; type e.g. --memory-limit 2GiB",
     (2, "--memory-limit 2GiB"): "--memory-limit is for a CPU; found 2 GPUs",
-    (0, "--project 2 --scaling weak"): "--project is for strong scaling; found --scaling weak",
-    (1, "--project 2"): "--project needs a link's speed; found 1 GPU",
-    (0, "--link-ms 1"): "are for --project; found none",
-    (2, "--project 4 --nodes 2 --dry-run"): "is about one machine; found --nodes 2",
+    (1, "--project 2"): "--project 2 needs the speed between GPUs; found 1 GPU; type e.g. --project 8x1 --link-gbps G",
+    (0, "--project 2x1 4x2"): "--project 2x1 needs the speed of the network between the machines; found none; measure",
+    (0, "--project 2 --link-ms 1"): "describe the network between machines; found no machines in --project",
+    (2, "--project 4 --nodes 2 --dry-run"): "starts from one machine; found --nodes",
     (0, "--script 'python a.py' --lr 0.1"): "--lr does not apply to a --script; leave it out",
     (0, "--script 'python a.py' --prove"): "--prove does not apply to a --script",
     (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy does not apply to a",
     (0, "--script ''"): 'needs a command, e.g. "python train.py"',
     (0, "--steps 5"): "--steps needs a --script; give one",
     (0, "--script 'python a.py' --script 'python b/a.py'"): "two scripts have one name; found a twice",
-    (0, "--project 3"): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
+    (
+        0,
+        "--project 3x1 --link-gbps 1",
+    ): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
 }
 
 

@@ -131,7 +131,7 @@ def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, an
 def test_flags_of_the_probe(made_up, answers):
     run, _ = made_up
     asked = answers()
-    for settings in ({}, {"project": [2, 4]}, {"project": [2], "link_gbps": 5.0}):
+    for settings in ({}, {"project": ["2", "4"]}, {"project": ["2x1"], "link_gbps": 5.0}):
         run(**settings)
     plain = "--epochs 3 --model lenet --batch-size 100 --num-workers 0 --device cpu --threads 1 --precision fp32"
     assert asked[0] == f"{plain} --sizes 100".split()
@@ -232,7 +232,7 @@ def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_other
     report = report_of((configuration("accelerate"), ["failed"]), (configuration("mp"), runs("mp")))
     started(lambda: write_results(report, tmp_path) or report, raises=SystemExit)
     printed = " ".join(capsys.readouterr().out.split())
-    assert "read accelerate-1.log: “ACCELERATE” failed." in printed and "MP" in printed
+    assert "see accelerate-1.log: “ACCELERATE” failed." in printed and "MP" in printed
     assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from common.files.probe import Bucket
+from comparison.cluster import Cluster, Link, expected_maximum
 from comparison.judge.analysis import analyse
-from comparison.judge.projection import Link
+from comparison.judge.projection import GLOO_COSTS
 from comparison.show.detail_tables import projection_table
 from comparison.show.sentences import finding_sentence
 from comparison.show.sweep_plots import draw_scaling
@@ -17,13 +18,15 @@ from tests.reports import LINK, cells, configuration, markdown_of, report_of, ro
 
 LOADER = LINK["loaders"][0]
 IN_PLACE = {"num_workers": 0, "images_per_second": 5000.0, "cpu_seconds_per_image": 2e-4}
+NETWORK = {"project": ["2x1", "4x1"], "link_gbps": 80.0}
 ON_GPUS = (configuration("ddp", num_workers=2, device="gpu"), runs("ddp"))
 
 
 def projected(*rows, cores=2, **probed):
     """Analyse a comparison with a projection. probed: settings, and what the probe found in `loader` and `models`."""
     probe = {**LINK, "loaders": [probed.pop("loader", LOADER)], "models": probed.pop("models", LINK["models"])}
-    report = report_of(*rows or [row_of("single"), row_of("ddp", 2)], project=[2, 4], probe=probe, **probed)
+    rows, settings = rows or [row_of("single"), row_of("ddp", 2)], {"project": ["2", "4"], **probed}
+    report = report_of(*rows, probe=probe, **settings)
     return analyse(replace(report, environment={**report.environment, "cores": cores}))
 
 
@@ -37,7 +40,8 @@ def sentences(analysis):
         (row_of("ddp", 2), {"cores": 8}, [40, 24 + 10, 15 + 15]),  # the devices
         (row_of("ddp", 2), {"cores": 8, "loader": {**LOADER, "images_per_second": 2000.0}}, [50, 50, 50]),
         (row_of("ddp", 2), {"cores": 2}, [40, (30 + 2 * 24) / 2 + 10, (30 + 4 * 15) / 2 + 2 * 15]),  # 2 per core
-        (row_of("ddp", 2), {"cores": 8, "link_gbps": 80.0}, [40, 24 + 10 + 1, 15 + 15 + 1.5]),  # copying, then sending
+        (row_of("ddp", 2), {"cores": 8, **NETWORK}, [40, 24 + 10 + 1, 15 + 15 + 1.5]),  # copying, then sending
+        (row_of("ddp", 2), {"cores": 2, **NETWORK}, [40, 24 + 10 + 1, 15 + 15 + 1.5]),  # each machine has its own cores
         (  # a device with two threads takes two cores
             (configuration("ddp", num_workers=2, threads=2), runs("ddp")),
             {"cores": 2},
@@ -54,15 +58,15 @@ def test_a_step_takes_as_long_as_the_slowest_of_devices_loader_and_cores(row, va
     assert [point.step.milliseconds for point in points] == pytest.approx(milliseconds)
 
 
-def test_gpus_share_no_cores_and_a_given_link_speed_replaces_the_measured_one():
+def test_gpus_share_no_cores_and_copy_nothing_before_sending():
     analysis = projected(ON_GPUS, cores=1)
     assert cells(projection_table(analysis, "simple"))[1][:5] == ["2", "24.0", "10.00", "20.0", "–"]
     assert "(power, host cores)" in sentences(analysis)
     planned = configuration("single", device="gpu", threads=1)
-    given = projected((planned, runs("single")), link_gbps=80.0, loader={**LOADER, "num_workers": 0})
-    assert given.projection.points[1].step.all_reduce == pytest.approx(1)
+    given = projected((planned, runs("single")), **NETWORK, loader={**LOADER, "num_workers": 0})
+    assert given.projection.points[1].step.exchange == pytest.approx(1)
     text = sentences(given)
-    assert "at 80.00 Gbit/s (as given)" in text and not re.search("crosses a link|share a core", text)
+    assert "network of 80.00 Gbit/s with 0.00 ms" in text and "share a core" not in text
 
 
 def test_the_projection_starts_from_the_measured_time_of_one_device():
@@ -73,7 +77,7 @@ def test_the_projection_starts_from_the_measured_time_of_one_device():
     assert (second.measured_seconds, second.error) == (pytest.approx(0.5), pytest.approx(-0.2))
     assert third.epoch_seconds == pytest.approx(0.3375) and third.measured_seconds is None  # 1.25 x 15 + 15 ms
     table = projection_table(analysis, "simple")
-    assert table.count("projected") == 3 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
+    assert table.count("projected") == 2 and [row[-1] for row in cells(table)] == ["–", "-20%", "–"]
     for text in (
         *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 training ranks"),
         *("8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)"),
@@ -94,7 +98,7 @@ def test_the_projection_is_compared_with_a_row_planned_like_the_first_one():
 
 
 def test_there_is_no_projection_if_a_step_did_not_fit_into_memory():
-    report = report_of(row_of("single"), project=[2, 4], probe={**LINK, "steps": LINK["steps"][1:]})
+    report = report_of(row_of("single"), project=["2", "4"], probe={**LINK, "steps": LINK["steps"][1:]})
     assert analyse(report).projection.points == () and "did not fit into memory" in sentences(analyse(report))
 
 
@@ -111,37 +115,54 @@ def test_the_figure_of_scaling_is_scaled_to_what_is_measured_and_projected(secon
     analysis = projected(row_of("single"), row_of("ddp", 2, seconds=seconds), cores=8)
     figure = draw_scaling(analysis)
     highest = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
-    highest += [point.speed_up for point in analysis.projection.points]
+    highest += [point.high for point in analysis.projection.points]
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15 * max(highest)))  # the ideal line may leave the axes
     assert {"SINGLE, measured", "DDP, measured"} < {text.get_text() for text in figure.legends[0].get_texts()}
     assert (figure.get_suptitle().splitlines()[0] == "“DDP” is 2.00 times as fast as “SINGLE”") == (seconds == 0.2)
 
 
-def test_ring_messages_grow_with_the_devices_and_tree_messages_with_each_doubling():
-    link = Link(start=0.0, gbps=8.0, segments=1, at_once=1)
-    for along in (link.ring, link.tree):
-        assert along(1000, 1) == (0, 0) and along(10**9, 2) == (0, 1000)  # many send twice the bytes
-        assert along(10**9, 10**6) == (0, pytest.approx(2000, rel=1e-5))
-    for parts in (1, 2):
-        link = Link(start=3.0, gbps=math.inf, segments=parts, at_once=1)
-        assert [link.ring(1, devices)[0] for devices in (1, 2, 3, 64)] == [0, 6 * parts, 12 * parts, 378 * parts]
-        assert [link.tree(1, devices)[0] for devices in (1, 2, 3, 4, 64)] == [0, 6, 12, 12, 36]
+def test_ring_messages_grow_with_the_devices_and_tree_messages_with_each_doubling_of_machines():
+    gloo = Link(start=3.0, gbps=8.0, segments=2, at_once=2, cores=64)
+    for devices, messages in ((1, 0), (2, 2), (3, 4), (64, 126)):
+        assert gloo.all_reduce(0, Cluster(1, devices)) == (2 * 3.0 * messages, 0)
+        assert gloo.all_reduce(10**6, Cluster(1, devices))[1] == pytest.approx(messages / devices)  # 1 MB/ms
+    nccl = Link(start=1.0, gbps=math.inf, segments=1, at_once=1, delay=10.0)
+    for machines, doublings in ((2, 1), (4, 2), (5, 3), (64, 6)):
+        ring = 2 * (4 * machines - 1) * (1.0 + 10.0 / 4)  # every fourth message crosses the network
+        trees = 2 * (3 + doublings) * 1.0 + 2 * doublings * 10.0
+        assert nccl.all_reduce(0, Cluster(machines, 4)) == (pytest.approx(min(ring, trees)), 0)
+    assert nccl.all_reduce(0, Cluster(1, 4)) == (6.0, 0)
+
+
+def test_the_slower_of_the_links_inside_and_between_machines_limits_gpus():
+    cases = (Cluster(1, 8), 2 * 7 / 8 / 10), (Cluster(4, 1), 2 * 3 / 4), (Cluster(2, 8), 1.0)  # trees on two machines
+    for cluster, milliseconds in cases:
+        link = Link(start=0.0, gbps=80.0, segments=1, at_once=1, wire=8.0)
+        assert link.all_reduce(10**6, cluster) == (0, pytest.approx(milliseconds))
+    slow_inside = Link(start=0.0, gbps=8.0, segments=1, at_once=1, wire=80.0)
+    assert slow_inside.all_reduce(10**6, Cluster(2, 8)) == (0, pytest.approx(2 * 15 / 16))
 
 
 def test_ranks_wait_for_the_exchange_that_the_backward_pass_does_not_hide():
-    nccl, gloo = (Link(start=0.0, gbps=8.0, segments=1, at_once=at_once) for at_once in (1, 2))  # 1 MB/ms
+    two, gloo = Cluster(1, 2), Link(start=0.0, gbps=8.0, segments=1, at_once=2, cores=8)  # 1 MB/ms
+    nccl = replace(gloo, at_once=1, cores=None)
     parts = [Bucket(10**6, 0.3), Bucket(5 * 10**5, 0.0)]
     for link in (nccl, gloo):
-        assert link.waited_for([Bucket(10**6, 0.0)], 10.0, 2) == 1
-        assert link.waited_for([Bucket(10**6, 0.3)], 10.0, 2) == 0
-        assert link.waited_for(parts, 10.0, 2) == 0.5  # the first has 3 ms
-        assert link.waited_for(parts, 2.0, 2) == pytest.approx(0.9)  # 0.6 ms: the second waits for it
-    nccl, gloo = (Link(start=1.0, gbps=8.0, segments=1, at_once=at_once) for at_once in (1, 2))
-    assert nccl.waited_for(parts, 2.0, 2) == pytest.approx(0.4 + 2 + 0.5 + 2)
-    assert gloo.waited_for(parts, 2.0, 2) == pytest.approx(0.4 + 0.5 + 2)  # its messages start in parallel
-    assert gloo.waited_for([*parts, *parts[1:]], 2.0, 2) == pytest.approx(0.4 + 2 + 0.5 + 2)  # the third cannot
-    assert gloo.waited_for(parts, 2.0, 1) == 0
-    assert nccl.waited_for(parts, 2.0, 4, Link.tree) == pytest.approx(1.5 - 0.6 + 4 + 0.75 + 4)
+        assert link.exposed([Bucket(10**6, 0.0)], 10.0, two) == 1
+        assert link.exposed([Bucket(10**6, 0.3)], 10.0, two) == 0
+        assert link.exposed(parts, 10.0, two) == 0.5  # the first has 3 ms
+        assert link.exposed(parts, 2.0, two) == pytest.approx(0.9)  # 0.6 ms: the second waits for it
+    nccl, gloo = replace(nccl, start=1.0), replace(gloo, start=1.0)
+    assert nccl.exposed(parts, 2.0, two) == pytest.approx(0.4 + 2 + 0.5 + 2)
+    assert gloo.exposed(parts, 2.0, two) == pytest.approx(0.4 + 0.5 + 2)  # its messages start in parallel
+    assert gloo.exposed([*parts, *parts[1:]], 2.0, two) == pytest.approx(0.4 + 2 + 0.5 + 2)  # the third cannot
+
+
+def test_the_wait_for_the_slowest_rank_grows_with_the_ranks():
+    exact = {2: 0.5642, 4: 1.0294, 8: 1.4236, 64: 2.3437, 512: 3.0416}  # H. L. Harter, Biometrika 48, 1961
+    for count, value in exact.items():
+        assert expected_maximum(count) == pytest.approx(value, rel=0.045)
+    assert expected_maximum(1) == 0
 
 
 def test_the_exchange_overlaps_with_the_backward_pass():
@@ -151,24 +172,43 @@ def test_the_exchange_overlaps_with_the_backward_pass():
 
     def steps(**settings):
         analysis = projected(row_of("single"), cores=8, models=[model], **settings)
-        return [point.step.all_reduce for point in analysis.projection.points], sentences(analysis)
+        return [point.step.exchange for point in analysis.projection.points], sentences(analysis)
 
     # the first bucket starts before the end of the backward pass, by 2.4 ms for 2 devices and 1.5 ms for 4
     waited, text = steps()
-    assert waited == pytest.approx([0, 2 + 1.6 + 4, 2 + 2.1 + 2.4 + 12])
+    four = 2 * expected_maximum(4) / expected_maximum(2)
+    assert waited == pytest.approx([0, 2 + 1.6 + 4, four + 2.1 + 2.4 + 12])
     for words in (
-        *("at 20.00 Gbit/s", "ranks wait 2.00 ms", "4 (N-1) messages", "each takes 1.00 ms", "first 6,000,000 bytes"),
-        *("10% of a step", "ring all-reduce, 2 devices with 50 images each are fastest", "tree all-reduce, 4 devices"),
+        *("at 20.00 Gbit/s", "2.00 ms with 2, as measured", "4 (N-1) messages", "each takes 1.00 ms"),
+        *("first 6,000,000 bytes", "10% of a step", "2 devices with 50 images each are fastest"),
     ):
         assert words in text, words
-    given, text = steps(link_gbps=20.0, link_ms=1.0)  # twice as long: copied, then sent, each at 20 Gbit/s
-    assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, 2 + 10.5 + 24]) and "each takes 2.00 ms" in text
-    assert "a link of 20.00 Gbit/s (given)" in text and "Where k ranks share a core" in text
-    assert steps(link_gbps=0.8)[1].count("adding devices never helps") == 2
+    network = {"project": ["2x1", "4x1"], "link_ms": 1.0}
+    given, text = steps(**network, link_gbps=20.0)  # twice as long: copied, then sent, each at 20 Gbit/s
+    assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, four + 10.5 + 24])
+    assert "network of 20.00 Gbit/s with 1.00 ms" in text and "Where k ranks share a core" in text
+    assert "Adding devices never helps" in steps(**network, link_gbps=0.8)[1]
 
 
-@pytest.mark.parametrize("cores, times", [(None, 1), (8, 1), (4, 2), (2, 4)])
-def test_the_exchange_is_slower_where_ranks_share_a_core_but_not_on_a_given_link(cores, times):
-    link = Link(start=1.0, gbps=8.0, segments=1, at_once=1, cores=cores, delay=3.0, wire=4.0)
-    assert (link.message(8), link.byte(8)) == (times + 3, pytest.approx(times * 1e-6 + 2e-6))
-    assert (link.message(2), link.byte(2)) == (1 + 3, pytest.approx(3e-6))
+def test_the_range_has_less_and_more_of_the_exchange():
+    points = projected(row_of("single"), row_of("ddp", 2), cores=8).projection.points
+    alone, two = (point.step for point in points[:2])
+    assert (points[0].low, points[0].speed_up, points[0].high) == (1, 1, 1)
+    for cost, speed_up in zip(GLOO_COSTS[:2], (points[1].high, points[1].low), strict=True):
+        assert speed_up == pytest.approx(alone.milliseconds / (two.compute + cost * two.exchange))
+
+
+def test_with_weak_scaling_the_batch_grows_with_the_devices():
+    points = projected(row_of("single"), cores=8, scaling="weak").projection.points
+    assert [point.step.compute for point in points] == pytest.approx([40, 40, 40])
+    assert [point.step.loading for point in points] == pytest.approx([20, 40, 80])  # the workers of one machine
+    assert points[1].speed_up == pytest.approx(2 * 40 / (40 + 10)) and points[2].speed_up == pytest.approx(4 * 40 / 80)
+    assert points[2].epoch_seconds == pytest.approx(3 * 0.08)  # 1,000 images, 400 in a step
+
+
+@pytest.mark.parametrize("cores, times", [(8, 1), (4, 2), (2, 4)])
+def test_the_exchange_is_slower_where_ranks_share_a_core_but_not_on_the_network(cores, times):
+    link = Link(start=1.0, gbps=8.0, segments=1, at_once=1, cores=cores)
+    assert link.all_reduce(8, Cluster(1, 8)) == (14 * times, pytest.approx(14 * times * 1e-6))
+    between = replace(link, delay=3.0, wire=4.0).all_reduce(16, Cluster(2, 8))
+    assert between == (pytest.approx(30 * (times + 3 / 8)), pytest.approx(30 * (times * 1e-6 + 2e-6)))

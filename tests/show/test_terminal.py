@@ -74,7 +74,7 @@ def test_the_screen_has_title_recommendation_table_and_notes():
         ["DDP", "1.50", "1.00", "4,096"],
         ["SINGLE", "2.50", "1.67 [1.66, 1.67]", "0.0"],
     ]
-    assert ": 0.36 on 4 devices." in terminal_text(analyse(full_report()))  # the speed-up on 2 devices was measured
+    assert ": 0.36 [0.26, 0.40] on 4 devices." in terminal_text(analyse(full_report()))  # 2 devices were measured
     assert "within 1.5e-08" in notes and notes.endswith("Causes, figures and definitions: a/report.html")
 
 
