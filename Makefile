@@ -1,7 +1,7 @@
 # Each target sets up the virtual environment it needs. The README lists the plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test test-faults test-slow fuzz mutants benchmark gpu-evidence
+.PHONY: demo compare docs test test-faults test-slow fuzz soak mutants benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
@@ -29,6 +29,11 @@ SECONDS ?= 600
 SEED ?= 1
 fuzz: .venv/installed-dev
 	.venv/bin/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
+
+# One long training beside random faults, in namespaces (needs root): make soak HOURS=1
+HOURS ?= 1
+soak: .venv/installed-dev
+	.venv/bin/python tests/soak.py --hours $(HOURS)
 
 # Mutation testing: plant mistakes and list those that no test detects. SEED=2 plants others.
 mutants: .venv/installed-dev

@@ -189,6 +189,7 @@ def command_of(trial: Trial, place: Path) -> list[str]:
     else:
         outputs = ["--output", out / "result.json", "--save", out / "weights.pth", "--figure-dir", out]
         outputs += ["--checkpoint", out / "checkpoint.pt", "--resume", out / "checkpoint.pt"]
+        outputs += ["--threads", "1"]  # by default, it depends on other trainings, and so does the rounding of losses
     words = [sys.executable, *PROGRAMS[trial.program], *SMALL, "--data-root", place / "data", *outputs, *trial.flags]
     return [*map(str, words)]
 
