@@ -81,10 +81,10 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: Path) -> Report:
     """Run a comparison, or continue one with --resume, and show it."""
     check_writable(directory, "--output-dir")
+    report, shared_flags = plan_comparison(arguments, shared_flags, directory)
     if others := wait_for_others(arguments.wait):
         found = f"{' and '.join(map(str, others))} will disturb the times"
         print(f"warning: {found}; wait for the end, or type e.g. --wait 1h", file=sys.stderr, flush=True)
-    report, shared_flags = plan_comparison(arguments, shared_flags, directory)
     with only_writer(directory), register_program(COMPARISON):
         if arguments.resume:
             report = continued(report, directory / "results.json")

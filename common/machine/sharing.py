@@ -18,6 +18,7 @@ from common.machine.lifetime import TAG
 SOCKETS = Path("/proc/net/unix")
 NAME = "@parallel-training/"
 COMPARISON, TRAINING = "comparison", "training"
+SECONDS_PER_LINE = 60.0  # while a comparison waits
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ def programs() -> list[Program]:
 
 def wait_for_others(seconds: float) -> list[Program]:
     """Wait up to `seconds` for other programs to finish. Return those still running."""
-    deadline, announced = time.monotonic() + seconds, ""
+    deadline, next_line = time.monotonic() + seconds, 0.0
     while (others := programs()) and (left := deadline - time.monotonic()) > 0:
-        names = " and ".join(map(str, others))
-        if names != announced:
+        if time.monotonic() >= next_line:
+            names = " and ".join(map(str, others))
             print(f"Waiting for {names}, for at most {left:.0f} s more (--wait 0: do not wait)", flush=True)
-            announced = names
+            next_line = time.monotonic() + SECONDS_PER_LINE
         time.sleep(0.5)
     return others

@@ -9,6 +9,7 @@ import pytest
 import compare_parallel
 from common.engine import setup
 from common.engine.setup import SharedCores, may_share
+from common.errors import SuiteError
 from common.machine import sharing
 from common.machine.lifetime import TAG
 from common.machine.sharing import COMPARISON, TRAINING, programs, register_program, wait_for_others
@@ -86,7 +87,8 @@ def test_a_comparison_waits_for_a_training_in_another_process_and_reports_it(mon
         assert other.pid in [program.pid for program in wait_for_others(0)]
         assert not capsys.readouterr().out
         assert other.pid not in [program.pid for program in wait_for_others(20)]
-        assert f"process {other.pid}" in capsys.readouterr().out
+        (line,) = capsys.readouterr().out.splitlines()
+        assert f"process {other.pid}" in line
 
 
 def test_a_comparison_that_does_not_wait_warns_about_disturbed_times(monkeypatch, capsys, planned, tmp_path):
@@ -97,3 +99,11 @@ def test_a_comparison_that_does_not_wait_warns_about_disturbed_times(monkeypatch
     monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--wait", "0"])
     compare_parallel.compare(*compare_parallel.parse(), tmp_path)
     assert "a training (process 0.0) will disturb the times" in capsys.readouterr().err
+
+
+def test_impossible_flags_are_refused_before_a_comparison_waits(monkeypatch, planned, tmp_path):
+    monkeypatch.setattr(compare_parallel, "wait_for_others", lambda _: pytest.fail("it waits"))
+    planned()
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--project", "4x2"])
+    with pytest.raises(SuiteError, match="needs the speed of the network"):
+        compare_parallel.compare(*compare_parallel.parse(), tmp_path)
