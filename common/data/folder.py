@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import DATA, SuiteError
+from common.errors import DATA, SuiteError, remedy
 from common.files.reading import regular
 
 DEFAULT_SIZE = 64  # pixels, height and width
@@ -76,7 +76,8 @@ def _decode(split, size):
             with Image.open(regular(path), formats=FORMATS) as image:
                 images[index] = np.asarray(resize(_rgb(image)))
         except (OSError, ValueError, Image.DecompressionBombError) as error:
-            found, advice = f"{type(error).__name__}: {error}", "delete it, or put a whole one in its place"
+            found = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            advice = remedy(error, "delete it, or put a whole one in its place")
             raise SuiteError(f"cannot read the image {path}", found, advice, DATA) from None
     return images, np.array([label for _, label in samples], np.int64)
 
