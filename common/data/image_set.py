@@ -131,7 +131,7 @@ def _read_cache(root, key, name):
 
 def _checksum(image_set):
     """Return the checksum of a cached data set: of its arrays and of its class names."""
-    return hashlib.sha256(repr((image_set.sha256, image_set.classes)).encode()).hexdigest()
+    return hashlib.sha256(repr([image_set.sha256, *map(str, image_set.classes)]).encode()).hexdigest()
 
 
 def _cache_files(root, key):
