@@ -22,7 +22,7 @@ import compare_parallel
 from common.files.results import read_result, write_result
 from common.machine.entry import run_script
 from comparison.results_file import read_results
-from comparison.run import session, turns
+from comparison.run import launch, session, turns
 from comparison.show import figures
 from tests.failing_calls import attempt
 from tests.fixtures import PROJECT, learned
@@ -77,11 +77,12 @@ def train_first_epoch(words: str, place: Path):
     return program, check
 
 
-def comparison(place: Path):
-    """Return a program that compares two rows, whose runs copy a result; there was another comparison before."""
+def pretended_comparison(place: Path, second: str = 'cp made "$4"', grace: float = launch.GRACE):
+    """Return a program that compares two rows whose runs copy a result. second: what the second one does instead."""
     write_result(make_result(), place / "made")
-    run = ("sh", "-c", f'cp "{place}/made" "$4"', "sh")
-    rows = [(configuration(method, command=run), runs(method, (2.0,))) for method in ("single", "ddp")]
+    commands = {"single": 'cp made "$4"', "ddp": second}
+    shells = {method: ("sh", "-c", f'cd "{place}"; {command}', "sh") for method, command in commands.items()}
+    rows = [(configuration(method, command=shell), runs(method, (2.0,))) for method, shell in shells.items()]
     memory = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
     report = report_of(*rows, repeats=1, tips=False, probe={"memory": memory})
 
@@ -92,6 +93,7 @@ def comparison(place: Path):
         _prepare(place, "compare_parallel.py", "--output-dir", str(place / "out"), "--no-tips")
         compare_parallel.plan_comparison, session.run_probe = plan, lambda *_: report.probe
         compare_parallel.wait_for_others, turns.busy_seconds = lambda _: [], lambda: None  # other programs
+        launch.GRACE = grace
         for name in [*figures.FIGURES][1:]:
             del figures.FIGURES[name]
         run_script(compare_parallel.main)
@@ -101,7 +103,7 @@ def comparison(place: Path):
 
 def compare_first(place: Path):
     """Make a comparison. Return the program that makes another one in its directory, and the check of its files."""
-    program, results = comparison(place), place / "out" / "results.json"
+    program, results = pretended_comparison(place), place / "out" / "results.json"
     ended = attempt(program, place)
     assert (ended.code, ended.err) == (0, "")
     before = results.read_bytes()

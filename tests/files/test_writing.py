@@ -38,7 +38,7 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
 
     def save():
         with atomic_write(file) as opened:
-            torch.save(torch.ones(100), opened)
+            torch.save(torch.ones(10_000), opened)  # more than is buffered, so that torch meets the error
 
     save()
     attempts, wrong = go_through(lambda: run_script(save), lambda *_: torch.load(file, weights_only=True), tmp_path)
