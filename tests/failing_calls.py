@@ -10,6 +10,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -81,6 +82,7 @@ def _run(program, files, calls):
     for number, file in enumerate(files[:2], start=1):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    signal.alarm(100)  # it kills a fork that hangs
     try:
         calls.count()
         program()
