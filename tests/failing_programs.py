@@ -29,7 +29,7 @@ from tests.fixtures import PROJECT, learned
 from tests.reports import configuration, make_result, report_of, runs
 
 FLAGS = "--image-size 8 --model mlp --batch-size 4 --num-workers 0 --threads 1 --device cpu --epochs 2"
-RANKS = "--spawn 2 --dist-timeout 5"
+RANKS = "--spawn 2 --dist-timeout 60"
 SCRIPTS = {
     "one device": "data_parallel_train.py",
     "DDP": f"ddp_train.py {RANKS}",
