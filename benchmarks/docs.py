@@ -70,6 +70,13 @@ COMPARISONS = {  # directory → flags of compare_parallel.py; CORES is replaced
     "pipeline-resnet8": "--dataset cifar10 --model resnet8 --loader resident --epochs 2 --max-steps 15 --repeats 10 "
     "--methods pipeline-1 pipeline pipeline-1f1b --micro-batches 8 --baseline pipeline-1",
 }
+CHECKSUM = {
+    "sha256": {
+        "type": "string",
+        "pattern": "^[0-9a-f]{64}$",
+        "description": "of the other values as JSON with sorted keys, as Python's json writes it",
+    }
+}
 
 
 def schema(kind: type) -> dict:
@@ -95,17 +102,17 @@ def schema(kind: type) -> dict:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
 
+def run_schema() -> dict:
+    """Return the schema of a run's result file. Older ones have no checksum."""
+    made = schema(RunResult)
+    made["$defs"]["RunResult"]["properties"] |= CHECKSUM
+    return made
+
+
 def comparison_schema() -> dict:
     """Return the schema of a comparison's results.json."""
     made = schema(Report)
-    added = {
-        "schema_version": {"const": SCHEMA_VERSION},
-        "sha256": {
-            "type": "string",
-            "pattern": "^[0-9a-f]{64}$",
-            "description": "of the other values as JSON with sorted keys, as Python's json writes it",
-        },
-    }
+    added = {"schema_version": {"const": SCHEMA_VERSION}, **CHECKSUM}
     report = made["$defs"]["Report"]
     report["properties"] |= added
     report["required"] += added
@@ -253,7 +260,7 @@ def generated_page(page: Path) -> str:
 def generated_files() -> dict[Path, str]:
     """Return the new text of each file."""
     files = {page: generated_page(page) for page in PAGES}
-    for name, made in (("run-result", schema(RunResult)), ("results", comparison_schema())):
+    for name, made in (("run-result", run_schema()), ("results", comparison_schema())):
         files[DOCS / f"{name}.schema.json"] = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
     for file in FIGURES.glob("*/terminal-*.txt"):
         files[file] = screen(file)

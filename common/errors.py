@@ -1,12 +1,18 @@
 """Errors that the user can act on: what failed, what was found, what to type next."""
 
 import contextlib
+import errno
 import re
 import signal
 
 FAILED, USAGE, MACHINE, DATA = 1, 2, 3, 4
 OUT_OF_MEMORY = "out of memory"  # in an error line, after its place; also the status of such a run
 NO_MEMORY = "OutOfMemoryError|out of memory|allocate memory|ALLOC_FAILED|ALLOCATION_FAILED|unable to find an engine"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LIMITS = {  # of the system, whatever the file
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "end other programs, or allow more open files (ulimit -n)"),
+    errno.EAGAIN: "end other programs, or allow more processes (ulimit -u)",
+}
 INTERRUPTED, READER_GONE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
@@ -29,6 +35,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     message = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or bool(re.search(NO_MEMORY, message))
+
+
+def remedy(error: BaseException, otherwise: str) -> str:
+    """Return the advice about a limit of the system if that is the error, else `otherwise`, about the file."""
+    return LIMITS.get(getattr(error, "errno", None) or 0, otherwise)
 
 
 @contextlib.contextmanager

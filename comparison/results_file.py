@@ -1,12 +1,11 @@
 """Reads and writes results.json: a comparison's raw data with a checksum."""
 
-import hashlib
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 
-from common.errors import DATA, SuiteError
+from common.errors import DATA, SuiteError, remedy
+from common.files.checksums import json_checksum
 from common.files.reading import as_record, read_json, to_json_types
 from common.files.writing import write_json
 from comparison.record import Report, Settings
@@ -19,7 +18,7 @@ def write_results(report: Report, directory: Path) -> None:
     """Write results.json with a checksum and without the user's name. The report may be incomplete."""
     directory.mkdir(parents=True, exist_ok=True)
     values = {"schema_version": SCHEMA_VERSION, **_to_json(report)}
-    write_json({**values, "sha256": checksum(values)}, directory / "results.json")
+    write_json({**values, "sha256": json_checksum(values)}, directory / "results.json")
 
 
 def without_home(value):
@@ -32,11 +31,6 @@ def without_home(value):
     return [without_home(item) for item in value] if isinstance(value, list) else value
 
 
-def checksum(values: dict) -> str:
-    """Return the SHA-256 of all other values of a results.json."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 def read_results(path: Path) -> Report:
     """Read a results.json, but not the commands of its plan: no file may decide what this program runs.
 
@@ -45,9 +39,10 @@ def read_results(path: Path) -> Report:
     try:
         values = read_json(path)
         version, signed = values.pop("schema_version", None), values.pop("sha256", None)
-        intact = signed == checksum({"schema_version": version, **values})
+        intact = signed == json_checksum({"schema_version": version, **values})
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise SuiteError(f"cannot read {path}", f"{type(error).__name__}: {error}", ANOTHER, DATA) from None
+        found = f"{type(error).__name__}: {error}"
+        raise SuiteError(f"cannot read {path}", found, remedy(error, ANOTHER), DATA) from None
     if version != SCHEMA_VERSION:
         found = f"its schema_version is {version!r}, this program reads {SCHEMA_VERSION}"
         newer = isinstance(version, int) and version > SCHEMA_VERSION

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from common.errors import DATA, SuiteError
+from common.errors import DATA, SuiteError, remedy
 from common.files.writing import atomic_write
 from common.settings.datasets import Archive
 
@@ -55,10 +55,11 @@ def fetch_archive(archive: Archive, places: Sequence[str], root: Path) -> None:
     """
     path = root / archive.name
     content = path.read_bytes() if path.is_file() else b""
-    if md5_of(content) != archive.md5:
+    if (digest := md5_of(content)) != archive.md5:
         if sys.stderr.isatty():
             print(f"Downloading {archive.name} to {root}", file=sys.stderr)
-        content = _download(archive, places)
+        wrong = [f"{path}: {len(content):,} bytes, whose md5 is {digest} instead of {archive.md5}"] if content else []
+        content = _download(archive, places, wrong)
     for name, source in _members(archive, content):
         with atomic_write(root / name) as target:
             shutil.copyfileobj(source, target)
@@ -76,9 +77,8 @@ def _members(archive, content):
         yield name, io.BytesIO(gzip.decompress(content))
 
 
-def _download(archive, places):
+def _download(archive, places, problems):
     """Return the archive from the first place that has it. Raise SuiteError (DATA), with all problems, if none has."""
-    problems = []
     for place in places:
         url = f"{place.rstrip('/')}/{archive.name}"
         try:
@@ -108,7 +108,7 @@ def data_lock(root: Path) -> Iterator[None]:
             print(f"Waiting for another process, which writes data to {root}", file=sys.stderr, flush=True)
             lock.acquire()
     except OSError as error:
-        advice = "name another directory with --data-root"
+        advice = remedy(error, "name another directory with --data-root")
         raise SuiteError(f"cannot write data to {root}", error.strerror or str(error), advice, DATA) from None
     try:
         yield

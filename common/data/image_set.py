@@ -107,7 +107,7 @@ def _cached(root, key, name, make, lock=True):
         *arrays, classes = make()
         made = _image_set(name, arrays, classes)
         with contextlib.suppress(OSError, SuiteError):  # e.g. a full disk; then it is made again next time
-            for file, value in zip(_cache_files(root, key), (*arrays, [*classes, made.sha256]), strict=True):
+            for file, value in zip(_cache_files(root, key), (*arrays, [*classes, _checksum(made)]), strict=True):
                 with atomic_write(file) as target:
                     np.save(target, value)
         return made
@@ -120,12 +120,18 @@ def _read_cache(root, key, name):
     """
     try:
         *arrays, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _cache_files(root, key))
-        *classes, sha256 = about.tolist()
+        *classes, checksum = about.tolist()
         cached = _image_set(name, arrays, classes)
         known = name in DATASETS and DATASETS[name].sha256
-        return cached if cached.sha256 == (known or sha256) else None
+        intact = checksum == _checksum(cached) and (not known or cached.sha256 == known)
+        return cached if intact else None
     except Exception:  # NumPy raises many kinds of errors for a damaged header
         return None
+
+
+def _checksum(image_set):
+    """Return the checksum of a cached data set: of its arrays and of its class names."""
+    return hashlib.sha256(repr([image_set.sha256, *map(str, image_set.classes)]).encode()).hexdigest()
 
 
 def _cache_files(root, key):

@@ -12,7 +12,7 @@ import torch
 from common.data.image_set import ImageSet
 from common.engine.place import ParallelContext, States
 from common.engine.shares import Training
-from common.errors import DATA, USAGE, SuiteError
+from common.errors import DATA, USAGE, SuiteError, remedy
 from common.files.checksums import DIGITS, file_checksum
 from common.files.reading import as_record, refuse_inflated
 from common.files.results import EpochRecord
@@ -56,7 +56,8 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         advice = "check its name, or give --checkpoint the same name to begin with it"
         raise SuiteError(what, "no such file", advice, USAGE) from None
     except OSError as error:
-        raise SuiteError(what, error.strerror or str(error), "name a checkpoint that can be read", USAGE) from None
+        advice = remedy(error, "name a checkpoint that can be read")
+        raise SuiteError(what, error.strerror or str(error), advice, USAGE) from None
     except DAMAGED as error:
         raise _damaged(path, f"it is damaged, or no checkpoint ({type(error).__name__})") from None
     if changed:

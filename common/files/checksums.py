@@ -1,11 +1,17 @@
-"""Checksums that identify what was trained: a file, and the code of this package with a script."""
+"""Checksums of result files, and of what was trained: a file, and the code of this package with a script."""
 
 import hashlib
+import json
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent
 DIGITS = 16  # of SHA-256's 64: enough to tell two versions apart
 CODE = "checksum of the code"
+
+
+def json_checksum(values: dict) -> str:
+    """Return the SHA-256 of the other values of a JSON file, which is kept in it."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def file_checksum(path: str | Path) -> str:

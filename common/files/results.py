@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict, ge
 
 from msgspec import Meta
 
-from common.errors import FAILED, SuiteError
-from common.files.reading import as_record, read_json
+from common.errors import FAILED, SuiteError, remedy
+from common.files.checksums import json_checksum
+from common.files.reading import as_record, read_json, to_json_types
 from common.files.writing import write_json
 
 SCHEMA_VERSION: Literal[6] = 6
@@ -212,16 +213,25 @@ class RunResult:
 
 
 def write_result(result: RunResult, path: str | Path) -> None:
-    write_json(result, path)
+    """Write a result with a checksum of its values."""
+    values = to_json_types(result)
+    write_json({**values, "sha256": json_checksum(values)}, path)
 
 
 def read_result(path: str | Path) -> RunResult:
-    """Read a file of write_result(). Raises SuiteError if it is missing, damaged or has another schema version."""
+    """Read a file of write_result(). Raises SuiteError if it is missing, damaged or has another schema version.
+
+    Files from before there was a checksum have none.
+    """
     try:
         values = read_json(path)
         if isinstance(values, dict) and values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"its schema_version is {values.get('schema_version')!r}, not {SCHEMA_VERSION}")
-        return as_record(values, RunResult)
+        signed = values.pop("sha256", None) if isinstance(values, dict) else None
+        result = as_record(values, RunResult)
+        if signed not in (None, json_checksum(values)):
+            raise ValueError("its content does not match its checksum")
+        return result
     except (OSError, ValueError, RecursionError) as error:
-        found = f"{type(error).__name__}: {error}"
-        raise SuiteError(f"cannot read the result file {path}", found, "run it again", FAILED) from None
+        found, advice = f"{type(error).__name__}: {error}", remedy(error, "run it again")
+        raise SuiteError(f"cannot read the result file {path}", found, advice, FAILED) from None

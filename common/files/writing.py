@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from common.errors import USAGE, SuiteError
+from common.errors import FAILED, NO_SPACE, USAGE, SuiteError, remedy
 from common.files.reading import FILE_KINDS, to_json_types
 
 TORN = "[a-z0-9_]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
@@ -23,26 +23,38 @@ def atomic_write(path: str | Path):
     """Yield a temporary binary file that replaces `path` once all of it is on disk.
 
     If `path` is a symbolic link, its target is replaced. An existing file keeps its mode and owner; a new one gets 0666
-    less the umask. Raises SuiteError (USAGE) if `path` is not a regular file.
+    less the umask. Raises SuiteError (USAGE) if `path` is not a regular file, and (FAILED) if it cannot be written.
     """
     path = file_behind(path)
-    path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since check_writable()
-    remove_torn([path])
-    part = _new_part(path)
-    try:
-        with part:
-            yield part
-            part.flush()
-            _keep_mode(part.fileno(), path)
-            os.fsync(part.fileno())
-            os.replace(part.name, path)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since check_writable()
+        remove_torn([path])
+        part = _new_part(path)
+        try:
+            with part:
+                yield part
+                part.flush()
+                _keep_mode(part.fileno(), path)
+                os.fsync(part.fileno())
+                os.replace(part.name, path)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise
         with contextlib.suppress(OSError), _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
             os.fsync(directory)  # so that the rename survives a power failure; not all file systems support this
-    except BaseException as error:
+
+
+@contextlib.contextmanager
+def _explained(path):
+    """Raise SuiteError (FAILED) instead of an OSError while `path` is written."""
+    try:
+        yield
+    except Exception as error:
         for cause in (error, error.__context__):  # torch.save raises another error because of it
             if isinstance(cause, OSError):
-                cause.filename = cause.filename or str(path)
-        Path(part.name).unlink(missing_ok=True)
+                what, found = f"cannot write all of {path}", cause.strerror or str(cause)
+                mend = "free some space" if cause.errno in NO_SPACE else "check its directory and disk"
+                raise SuiteError(what, found, remedy(cause, f"{mend}, or write elsewhere"), FAILED) from error
         raise
 
 
@@ -126,5 +138,5 @@ def check_writable(directory: str | Path, flag: str) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        what, advice = f"cannot write to {directory}", f"name another directory with {flag}, or free this one"
-        raise SuiteError(what, error.strerror or str(error), advice, USAGE) from None
+        advice = remedy(error, f"name another directory with {flag}, or free this one")
+        raise SuiteError(f"cannot write to {directory}", error.strerror or str(error), advice, USAGE) from None

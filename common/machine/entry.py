@@ -11,20 +11,31 @@ import re
 import select
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from traceback import walk_tb
 from typing import Any
 
-from common.errors import FAILED, INTERRUPTED, MACHINE, OUT_OF_MEMORY, READER_GONE, USAGE, SuiteError, is_out_of_memory
-from common.machine.lifetime import TAG
+from common.errors import (
+    FAILED,
+    INTERRUPTED,
+    MACHINE,
+    NO_SPACE,
+    OUT_OF_MEMORY,
+    READER_GONE,
+    USAGE,
+    SuiteError,
+    is_out_of_memory,
+    remedy,
+)
+from common.machine.lifetime import PREFIX, TAG
 from common.words import printable
 
 _exit_code: int | str | None = None  # of run_script(), once it has finished
 _pending_signal = 0
 RESOURCE_SHARER = os.path.join("multiprocessing", "resource_sharer.py")
 BATCH_LOST = "No space left|AF_UNIX path too long"  # errors when a loader worker hands over a batch
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 AFTER_STEP = (signal.SIGTERM, signal.SIGHUP)  # sent by a cluster and by a closing terminal
 SAME_CTRL_C_SECONDS = 1  # a SIGINT so soon after another may be the launcher's copy of the same Ctrl-C
 
@@ -131,16 +142,16 @@ def explained(error: Exception) -> SuiteError:
     """Return an error as a SuiteError, with a remedy if it is a known one, else with the advice to use --debug."""
     if isinstance(error, SuiteError):
         return error
-    for cause in (error, error.__context__):  # torch.save raises its own error on top
-        if isinstance(cause, OSError) and (known := _explain_os_error(cause)):
-            return known
+    if isinstance(error, OSError) and (known := _explain_os_error(error)):
+        return known
     message = f"{type(error).__name__}: {error}"
     if _is_lost_worker(error, message):
-        remedy = "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
+        advice = "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
         if "AF_UNIX" in message:
-            remedy = "let TMPDIR name a directory of at most 75 characters"
-        advice = f"{remedy}, or type --num-workers 0"
-        return SuiteError("a loader worker died", message.splitlines()[-1], advice, FAILED)
+            advice = "let TMPDIR name a directory of at most 75 characters"
+        return SuiteError(
+            "a loader worker died", message.splitlines()[-1], f"{advice}, or type --num-workers 0", FAILED
+        )
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     found = str(error) or "no message"
@@ -148,15 +159,26 @@ def explained(error: Exception) -> SuiteError:
 
 
 def _explain_os_error(error):
-    if error.errno in NO_SPACE:
-        what = f"cannot write all of {error.filename or 'a file'}"
-        return SuiteError(what, os.strerror(error.errno), "free some space, or write elsewhere", FAILED)
+    path, found = error.filename, error.strerror or str(error)
+    named = f"{found}: {path}" if path else found
+    if limit := remedy(error, ""):
+        what = "another process" if error.errno == errno.EAGAIN else "to open another file"
+        return SuiteError(f"the system refuses {what}", named, limit, FAILED)
     if error.errno == errno.ENAMETOOLONG:
-        return SuiteError("this name is too long for a file", str(error.filename), "give it another", USAGE)
-    if "No usable temporary directory" in str(error):
-        advice = "set TMPDIR to a writable directory"
-        return SuiteError("there is no place for temporary files", error.strerror, advice, MACHINE)
+        return SuiteError("this name is too long for a file", str(path), "give it another", USAGE)
+    if "No usable temporary directory" in found or (path and _is_temporary(path)):
+        what, advice = "there is no place for temporary files", "set TMPDIR to a writable directory"
+        return SuiteError(what, named, advice, MACHINE)
+    if path or error.errno in NO_SPACE:
+        what, mend = f"cannot read or write {path or 'a file'}", "check its directory and disk"
+        mend = "free some space" if error.errno in NO_SPACE else mend
+        return SuiteError(what, found, f"{mend}, or add --debug to see where it happened", FAILED)
     return None
+
+
+def _is_temporary(path):
+    """Return whether a file is directly in the temporary directory, or in one of temporary_directory()'s."""
+    return tempfile.tempdir in (path, os.path.dirname(path)) or PREFIX.partition("{")[0] in os.path.dirname(path)
 
 
 def _is_lost_worker(error, message):

@@ -12,6 +12,8 @@ import pytest
 
 from comparison.results_file import read_results
 from comparison.run.turns import busy_seconds
+from tests.failing_calls import attempt
+from tests.failing_programs import pretended_comparison
 from tests.fixtures import PROJECT, alive, child_environment, wait_until
 
 PIPES = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -136,3 +138,34 @@ def test_a_comparison_that_is_paused(comparison, tmp_path):
     first = read_results(tmp_path / "results.json").outcomes[0]
     assert first.status == "ok" and first.foreign_cores > 1 / first.wall_seconds
     assert first.wall_seconds > first.result.total_seconds
+
+
+STUBBORN = {  # what a run does once it has sent a signal to the comparison
+    "stopped": "kill -STOP $$",
+    "stopped, and ignores signals": "trap '' INT TERM HUP; kill -STOP $$; while :; do sleep 1; done",
+    "ignores signals": "trap '' INT TERM HUP; while :; do sleep 1; done",
+    "left a child that ignores signals": "(trap '' INT TERM HUP; while :; do sleep 1; done) & kill -STOP $$",
+}
+
+
+@pytest.mark.parametrize("how", STUBBORN)
+def test_a_comparison_ends_in_time_whatever_its_runs_do(how, tmp_path, record_fault):
+    """50 times, with a grace of 0.1 s instead of 3 s, and so within 5 s instead of 8 s."""
+    (tmp_path / "tmp").mkdir()
+    start, longest = time.monotonic(), 0.0
+    assert not attempt(pretended_comparison(tmp_path), tmp_path).code
+    usual = time.monotonic() - start  # to draw the report; depends on what else the machine does
+    for number in range(50):
+        place, stop = tmp_path / str(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
+        for name in ("out", "tmp"):
+            (place / name).mkdir(parents=True)
+        delay = f"(sleep 0.0{number % 10}; touch sent; kill -{stop.name.removeprefix('SIG')} $PPID)"
+        ended = attempt(pretended_comparison(place, f"{delay} & {STUBBORN[how]}", 0.1), place)
+        seconds = time.time() - (place / "sent").stat().st_mtime
+        wait_until(lambda place=place: not alive(f"TMPDIR={place / 'tmp'}"), seconds=3)
+        (first,) = read_results(place / "out" / "results.json").outcomes
+        assert (ended.code, first.status) == (128 + stop, "ok") and (place / "out" / "report.html").exists(), ended.err
+        assert ended.err == "Interrupted. Run the same command with --resume to continue.\n"
+        assert seconds < 5 + usual
+        longest = max(longest, seconds)
+    record_fault(f"50 stops of a comparison whose run is {how}", ended.code, ended.err.strip(), longest)

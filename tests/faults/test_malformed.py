@@ -13,6 +13,7 @@ from PIL import Image
 
 import compare_parallel
 from common.errors import DATA, USAGE
+from common.files.checksums import json_checksum
 from common.machine.entry import explained
 from comparison import results_file
 from tests.fixtures import PROJECT, run_in_process
@@ -52,7 +53,7 @@ def signed(directory, path, value):
     else:
         parent[key] = value
     file = directory / "results.json"
-    file.write_text(json.dumps({**values, "sha256": results_file.checksum(copy.deepcopy(values))}))
+    file.write_text(json.dumps({**values, "sha256": json_checksum(copy.deepcopy(values))}))
     return file
 
 

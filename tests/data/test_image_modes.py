@@ -1,0 +1,187 @@
+"""Every mode of an image, in every format that can store it, is decoded to the colours that a reference computes."""
+
+import struct
+
+import numpy as np
+import pytest
+from PIL import Image, ImageMode
+
+from common.data.folder import read_folder
+from common.errors import DATA, SuiteError
+
+SIZE = 8
+STORED = {  # format → ending, the modes that it stores, and how far a decoded value may be off
+    "PNG": (".png", "1 L LA P RGB RGBA I;16 I;16B", 0),
+    "TIFF": (".tif", "1 L LA P PA RGB RGBX RGBA CMYK YCbCr LAB I;16 I;16B I;16L I F", 0),
+    "BMP": (".bmp", "1 L P RGB RGBA", 0),
+    "WEBP": (".webp", "RGB RGBX RGBA", 0),
+    "PPM": (".ppm", "1 L RGB RGBA I;16 I", 0),
+    "JPEG": (".jpg", "1 L RGB RGBX CMYK YCbCr", 3),  # of one colour, which it stores almost without loss
+}
+CASES = [(name, mode) for name, (_, modes, _) in STORED.items() for mode in modes.split()]
+NOWHERE = {"HSV", "La", "RGBa", "I;16N"}  # modes for computations, which no format stores
+PALETTE = np.random.default_rng(1).integers(0, 256, (256, 3), np.uint8)
+
+
+def raw_of(mode, constant):
+    """Return random values of an image in a mode, (SIZE, SIZE, bands), or (SIZE, SIZE) if there is one band."""
+    bands, kind = len(ImageMode.getmode(mode).bands), np.dtype(ImageMode.getmode(mode).typestr)
+    random = np.random.default_rng(0)
+    if mode == "LAB":
+        return lab_of(random.integers(64, 192, (SIZE, SIZE, 3)))  # not at the edge of what sRGB has
+    shape = (1, 1, bands) if constant else (SIZE, SIZE, bands)
+    values = random.integers(0, 2 if mode == "1" else 65536 if kind.itemsize > 1 else 256, shape)
+    return np.broadcast_to(values, (SIZE, SIZE, bands)).astype(kind if mode != "1" else np.uint8).squeeze()
+
+
+def image_of(mode, raw):
+    content = np.packbits(raw, axis=1) if mode == "1" else raw
+    if mode == "LAB":
+        content = raw ^ np.uint8([0, 128, 128])  # a and b are signed
+    image = Image.frombytes(mode, (SIZE, SIZE), content.tobytes())
+    if mode in ("P", "PA"):
+        image.putpalette(PALETTE.tobytes())
+    return image
+
+
+def reference(mode, raw):
+    """Return the colours, (SIZE, SIZE, 3), 0 to 255, as the definition of a mode has them. Opacity is ignored."""
+    values = raw.astype(float)
+    if mode in ("1", "L") or mode.startswith("I"):
+        grey = values * 255 if mode == "1" else values if mode == "L" else values // 256
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if mode == "LA":
+        return np.repeat(values[:, :, :1], 3, axis=2)
+    if mode in ("P", "PA"):
+        return PALETTE[raw.reshape(SIZE, SIZE, -1)[:, :, 0]].astype(float)
+    if mode == "CMYK":
+        return (255 - values[:, :, :3]) * (255 - values[:, :, 3:]) / 255
+    if mode == "YCbCr":  # JFIF
+        y, cb, cr = values[:, :, 0], values[:, :, 1] - 128, values[:, :, 2] - 128
+        return np.stack([y + 1.402 * cr, y - 0.344136 * cb - 0.714136 * cr, y + 1.772 * cb], axis=2).clip(0, 255)
+    return values[:, :, :3] if mode != "LAB" else rgb_of(values)
+
+
+# from linear sRGB to XYZ under D50, CIE 1931 (B. Lindbloom)
+TO_XYZ = np.array(
+    [[0.4360747, 0.3850649, 0.1430804], [0.2225045, 0.7168786, 0.0606169], [0.0139322, 0.0971045, 0.7141733]]
+)
+WHITE = TO_XYZ.sum(axis=1)
+
+
+def lab_of(rgb):
+    """Return the CIELAB of sRGB colours as bytes: L * 2.55, a + 128, b + 128."""
+    share = rgb / 255
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    ratio = linear @ TO_XYZ.T / WHITE
+    x, y, z = np.moveaxis(np.where(ratio > 216 / 24389, np.cbrt(ratio), (24389 / 27 * ratio + 16) / 116), 2, 0)
+    return np.stack([(116 * y - 16) * 2.55, 500 * (x - y) + 128, 200 * (y - z) + 128], axis=2).round().astype(np.uint8)
+
+
+def rgb_of(lab):
+    """Return the sRGB colours of lab_of()."""
+    y = (lab[:, :, 0] / 2.55 + 16) / 116
+    roots = np.stack([y + (lab[:, :, 1] - 128) / 500, y, y - (lab[:, :, 2] - 128) / 200], axis=2)
+    ratio = np.where(roots > 6 / 29, roots**3, (116 * roots - 16) * 27 / 24389)
+    linear = (ratio * WHITE @ np.linalg.inv(TO_XYZ).T).clip(0, 1)
+    return 255 * np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+
+
+@pytest.fixture
+def decode(tmp_path):
+    """decode(save, ending, **options): save an image in a folder, read the folder, and return the image's pixels."""
+
+    def decode(save, ending, **options):
+        for split in ("train", "test"):
+            (tmp_path / split / "a").mkdir(parents=True)
+            save(tmp_path / split / "a" / f"0{ending}", **options)
+        images, _, test_images, *_ = read_folder(tmp_path, SIZE)
+        assert np.array_equal(images, test_images)
+        return images[0].astype(float)
+
+    return decode
+
+
+def test_every_mode_is_tested():
+    assert {mode for _, mode in CASES} | NOWHERE == {*Image.MODES}
+
+
+@pytest.mark.parametrize("name, mode", CASES)
+def test_a_mode(name, mode, decode):
+    ending, _, tolerance = STORED[name]
+    raw = raw_of(mode, constant=name == "JPEG")
+    options = {"lossless": True, "exact": True} if name == "WEBP" else {"quality": 100} if name == "JPEG" else {}
+    if name == "TIFF" and mode in ("I", "F"):
+        with pytest.raises(SuiteError, match="cannot read the image .*32 bits") as refused:
+            decode(image_of(mode, raw).save, ending)
+        assert refused.value.exit_code == DATA
+        return
+    decoded = decode(image_of(mode, raw).save, ending, format=name, **options)
+    tolerance += {"CMYK": 1, "YCbCr": 1, "LAB": 4}.get(mode, 0)
+    assert np.abs(decoded - reference(mode, raw)).max() <= tolerance
+
+
+GREY = np.arange(SIZE * SIZE).reshape(SIZE, SIZE)
+
+
+def write_12_bit_tiff(path):
+    """Write GREY * 64, up to 4095, as a TIFF of 12 bits per pixel (TIFF 6.0, section 2)."""
+    pixels = int("".join(f"{value:012b}" for value in 64 * GREY.ravel()), 2).to_bytes(SIZE * SIZE * 12 // 8, "big")
+    long = {256: SIZE, 257: SIZE, 258: 12, 259: 1, 262: 1, 273: 8, 277: 1, 278: SIZE, 279: len(pixels)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in long.items())
+    header = struct.pack("<2sHI", b"II", 42, 8 + len(pixels))
+    path.write_bytes(header + pixels + struct.pack("<H", len(long)) + entries + bytes(4))
+
+
+def test_12_bits_per_pixel(decode):
+    assert np.array_equal(decode(write_12_bit_tiff, ".tif")[:, :, 0], 4 * GREY)
+
+
+def test_16_bits_of_which_zero_is_white(decode):
+    image = Image.fromarray((1000 * GREY).astype(np.uint16))
+    decoded = decode(image.save, ".tif", tiffinfo={262: 0})  # PhotometricInterpretation: WhiteIsZero
+    assert np.array_equal(decoded[:, :, 0], (65535 - 1000 * GREY) // 256)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("transparency", [0, bytes(range(256))], ids=["one colour", "all colours"])
+def test_a_transparent_palette(transparency, decode):
+    raw = raw_of("P", constant=False)
+    decoded = decode(image_of("P", raw).save, ".png", transparency=transparency)
+    assert np.array_equal(decoded, reference("P", raw))
+
+
+@pytest.mark.parametrize("ending", [".png", ".webp", ".tif", ".jpg"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright(orientation, ending, decode):
+    """orientation: of the stored rows and columns, by EXIF 2.3, section 4.6.4."""
+    upright = {1: GREY, 2: GREY[:, ::-1], 3: GREY[::-1, ::-1], 4: GREY[::-1], 5: GREY.T}
+    upright |= {6: GREY.T[:, ::-1], 7: GREY.T[::-1, ::-1], 8: GREY.T[::-1]}
+    image, exif = Image.fromarray(np.repeat(4 * GREY[:, :, None], 3, axis=2).astype(np.uint8)), Image.Exif()
+    exif[0x0112] = orientation
+    decoded = decode(image.save, ending, exif=exif, **({"lossless": True} if ending == ".webp" else {"quality": 100}))
+    assert np.abs(decoded[:, :, 0] - 4 * upright[orientation]).max() <= (8 if ending == ".jpg" else 0)
+
+
+def test_malformed_exif_does_not_matter(decode):
+    image = Image.new("RGB", (SIZE, SIZE), "white")
+    assert decode(image.save, ".jpg", exif=b"Exif\0\0no TIFF").min() == 255
+
+
+def test_only_the_first_of_several_images_is_decoded(decode):
+    first, second = (Image.new("RGB", (SIZE, SIZE), colour) for colour in ("white", "black"))
+    assert decode(first.save, ".tif", save_all=True, append_images=[second]).min() == 255
+
+
+def test_a_class_of_gifs_is_not_left_out_in_silence(tmp_path):
+    for split in ("train", "test"):
+        for name, ending in (("cat", ".gif"), ("dog", ".png")):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("L", (SIZE, SIZE)).save(tmp_path / split / name / f"0{ending}")
+    with pytest.raises(SuiteError, match=r"train/cat; none of its files .*\.png.*; convert them, or delete the folder"):
+        read_folder(tmp_path, SIZE)
+
+
+def test_an_image_with_the_ending_of_another_format(decode):
+    with pytest.raises(SuiteError, match="cannot read the image .*0.png; UnidentifiedImageError"):
+        decode(Image.new("L", (SIZE, SIZE)).save, ".png", format="GIF")
