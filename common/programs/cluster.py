@@ -24,10 +24,15 @@ from common.ranks.links import Link, connect_all, find_interface, listen, measur
 from common.ranks.lost import torch_message
 from common.ranks.meet import from_environment, rank_device, rank_from_environment
 from common.ranks.roll import Roll
+from common.words import count
 
-LIMIT = 57.0  # seconds for everything, less than a minute
+LIMIT = 55.0  # seconds for everything, less than a minute
 COME_SECONDS, EXAMINE_SECONDS, ALL_REDUCE_SECONDS = 20.0, 15.0, 8.0  # for a rank to do so
-LINK_ATTEMPTS, COMPUTE_ATTEMPTS = 3, 10  # what looks slow is measured again: something may have disturbed it
+LINK_ATTEMPTS, COMPUTE_ATTEMPTS, COMPUTE_SECONDS = (
+    3,
+    10,
+    4.0,
+)  # what looks slow is measured again: something may have disturbed it
 TRANSFER_SECONDS, LINK_SECONDS = 0.1, 8.0  # of a transfer, and at most for all on a link
 GROUPS = 4  # of nodes, which compute in turns, because neighbours may be virtual machines that share cores
 WORK = {"cpu": (512, 64), "cuda": (4096, 20)}  # side and number of the matrix products; they take 0.1 s
@@ -40,11 +45,11 @@ def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
 
     examine(): the `checks` of this machine alone and its `environment`, as JSON values.
     """
-    began = time.monotonic()
     rank, ranks = rank_from_environment()
-    roll = Roll(rank, ranks, COME_SECONDS)
-    cluster = Cluster(ranks, roll.lost)
-    _limit(roll, cluster)
+    roll, began = Roll(rank, ranks), time.monotonic()
+    cluster = Cluster(roll.lost)
+    _end_after_limit(roll, cluster)
+    roll.connect(COME_SECONDS)
     _measure(roll, cluster, arguments, examine)
     code = roll.call("end", _report(cluster, began) if rank == 0 else None)[0]
     roll.leave()
@@ -53,19 +58,21 @@ def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
 
 def _report(cluster, began):
     found = problems(cluster)
-    print(table(cluster), *found, f"{len(found)} problems, {time.monotonic() - began:.0f} s", sep="\n", flush=True)
+    end = f"{count(len(found), 'problem')}, {time.monotonic() - began:.0f} s"
+    print(table(cluster), *found, end, sep="\n", flush=True)
     return MACHINE if found else 0
 
 
-def _limit(roll, cluster):
+def _end_after_limit(roll, cluster):
     """End this process after LIMIT, as a file system that does not answer cannot be interrupted otherwise."""
     began = time.monotonic()
 
     def end():
         if roll.rank == 0:
             _report(cluster, began)
-        found = f"it did not {roll.step} within {LIMIT:g} s"
-        print(f"error: rank {roll.rank} on {socket.gethostname()} hangs; {found}; see there", file=sys.stderr)
+        what = f"rank {roll.rank} on {socket.gethostname()} hangs"
+        error = SuiteError(what, f"it did not {roll.step} within {LIMIT:g} s", "look there what it waits for", MACHINE)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(MACHINE)
 
     timer = threading.Timer(LIMIT, end)
@@ -100,13 +107,18 @@ def _examine(rank, hosts, arguments, examine):
         interface = find_interface(device is not None and device.type == "cuda", from_environment("MASTER_ADDR"))
         record |= examine()
         record |= {
-            "software": {**(record["environment"] or {}), CODE: code_checksum(sys.argv[0])},
+            "software": {**_software(record["environment"]), CODE: code_checksum(sys.argv[0])},
             "files": {str(file): file_checksum(file) for file in arguments.sees},
             "memory": free_memory(torch.device("cpu")),
             "interface": interface,
             "port": listen(interface.address, f"rank {rank}".encode()),
         }
     return device, record
+
+
+def _software(environment):
+    """Return what must be the same on all nodes: cores are compared by themselves, CPUs by what they compute."""
+    return {name: value for name, value in (environment or {}).items() if name not in ("cores", "cpu")}
 
 
 def _measure_links(roll, cluster, connections):
@@ -147,7 +159,8 @@ def _compute(roll, cluster, device):
             if group == number % groups:
                 best = min(best, _work(device))
         cluster.computing = roll.call("compute", best)
-        if attempt and not slow_ranks(cluster.computing):
+        spent = attempt * max(cluster.computing.values())
+        if spent > COMPUTE_SECONDS or (attempt and not slow_ranks(cluster.computing)):
             break
 
 
@@ -178,13 +191,13 @@ def _all_reduce(roll, cluster, device):
 
 
 def _all_reduce_seconds(roll, device):
-    """Return the seconds that an all-reduce of each of SIZES takes, without those that would take too long."""
+    """Return the seconds that an all-reduce of each of SIZES takes, without the last if that would take too long."""
     on_gpu, found = device.type == "cuda", []
     roll.join_group("nccl" if on_gpu else "gloo", ALL_REDUCE_SECONDS, device if on_gpu else None)
     for size in SIZES:
         seconds = statistics.median(_timed_all_reduce(size, device) for _ in range(REPEATS))
         found.append(seconds)
-        if seconds * SIZES[1] / SIZES[0] * REPEATS > ALL_REDUCE_SECONDS / 2:
+        if size == SIZES[-2] and REPEATS * seconds * SIZES[-1] / size > ALL_REDUCE_SECONDS / 2:
             break
     shutdown()
     return found

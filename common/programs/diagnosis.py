@@ -17,6 +17,8 @@ SLOW_SPEED = 0.5  # of the typical speed
 LEAST_SPEED = 100e6 / 8  # bytes per second
 CLOCK_SECONDS = 1.0  # files seem to be in the future, logs are out of order; authentication fails after minutes
 LEAST_MEMORY = 10**9  # bytes
+UNITS = {"cores": "core", "threads": "thread"}
+COLUMNS = ("node", "ranks", "cores", "memory", "address", "slowest link to it", "clock", "work")
 
 Pair = tuple[int, int]  # sender, receiver
 
@@ -38,7 +40,6 @@ class Check:
 class Cluster:
     """What the ranks found. A dictionary's key is the rank; a node is known by the lowest of its ranks that came."""
 
-    ranks: int
     lost: dict[int, str]  # rank → the step that it did not do in time
     hosts: dict[int, str] = field(default_factory=dict)
     records: dict[int, dict] = field(default_factory=dict)
@@ -95,11 +96,8 @@ def typical(links: dict[Pair, Link]) -> tuple[float, float]:
     """
     nodes = {node for pair in links for node in pair}
     own = [[link for pair, link in links.items() if node in pair] for node in nodes]
-    trips, speeds = ([best(getattr(link, name) for link in some) for some in own] for best, name in BEST)
-    return statistics.median_low(trips), statistics.median_low(speeds)
-
-
-BEST = ((min, "round_trip"), (max, "speed"))
+    round_trip = statistics.median_low(min(link.round_trip for link in some) for some in own)
+    return round_trip, statistics.median_low(max(link.speed for link in some) for some in own)
 
 
 def slow_links(links: dict[Pair, Link]) -> set[Pair]:
@@ -116,7 +114,7 @@ def by_node(pairs: Iterable[Pair]) -> Iterator[tuple[int, list[int]]]:
     left = {*pairs}
     while left:
         nodes = sorted({node for pair in left for node in pair})
-        worst = max(nodes, key=lambda node: sum((node in pair) + (node == pair[0]) for pair in left))
+        worst = max(nodes, key=lambda node: (sum(node in pair for pair in left), sum(node == pair[0] for pair in left)))
         yield worst, sorted({node for pair in left if worst in pair for node in pair} - {worst})
         left = {pair for pair in left if worst not in pair}
 
@@ -186,9 +184,6 @@ def _cores(cluster):
             yield cluster.label(rank), "cores", found, advice
 
 
-UNITS = {"cores": "core", "threads": "thread"}
-
-
 def _memory(cluster):
     for node in cluster.nodes:
         free = cluster.records[node]["memory"]
@@ -210,11 +205,10 @@ def _interface(cluster):
 def _unreachable(cluster):
     for node, others in by_node(cluster.unreachable):
         error = next(error for pair, error in cluster.unreachable.items() if node in pair)
-        address, port, _ = cluster.place(node)
         advice = (
             "open all ports between the nodes (nft list ruleset, firewall-cmd --list-all), or name another interface"
         )
-        found = f"no connection with {cluster.labels(others)}: {error} ({address}, port {port})"
+        found = f"no connection with {cluster.labels(others)}: {error}"
         yield cluster.label(node), "firewall or route", found, advice
 
 
@@ -224,7 +218,7 @@ def _links(cluster):
         some = [link for pair, link in cluster.links.items() if pair in slow and node in pair]
         worst = Link(max(link.round_trip for link in some), min(link.speed for link in some), 0)
         round_trip, speed = typical(cluster.links)
-        found = f"to {cluster.labels(others)} {_link(worst)}, typical are {_link(Link(round_trip, speed, 0))}"
+        found = f"with {cluster.labels(others)} {_link(worst)}, typical are {_link(Link(round_trip, speed, 0))}"
         name = Interface(*cluster.records[node]["interface"]).name
         advice = f"type ethtool {name} and ip -s link show {name} there; see cable, switch and other traffic"
         yield cluster.label(node), "slow link", found, advice
@@ -272,8 +266,6 @@ JUDGES = (
 )
 
 # ---- the table
-
-COLUMNS = ("node", "ranks", "cores", "memory", "address", "slowest link to it", "clock", "work")
 
 
 def table(cluster: Cluster) -> str:

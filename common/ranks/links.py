@@ -41,14 +41,16 @@ def find_interface(gpu: bool, head: str) -> Interface:
     """Return this node's Interface. head: the address of rank 0.
 
     gloo listens on the interface in GLOO_SOCKET_IFNAME, else at the address of the host's name, else on the loopback
-    interface (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice). NCCL never chooses the loopback
-    interface by itself; without NCCL_SOCKET_IFNAME, the interface that leads to rank 0 stands for its choice.
+    interface (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice). NCCL takes the first interface
+    whose name begins with NCCL_SOCKET_IFNAME; "=" before it asks for the whole name, "^" excludes names (NCCL's user
+    guide, "Environment Variables"). If that leaves NCCL a choice, the interface that leads to rank 0 stands for it.
     """
     variable = "NCCL_SOCKET_IFNAME" if gpu else "GLOO_SOCKET_IFNAME"
     chosen, route = os.environ.get(variable, ""), _source(head)
-    if chosen:
-        name = chosen.split(",")[0].lstrip("=")
-        address = next((address for other, address in _addresses() if other == name), "")
+    if chosen and not chosen.startswith("^"):
+        wanted = chosen.split(",")[0]
+        fits = str.startswith if gpu and wanted[0] != "=" else str.__eq__
+        name, address = next((one for one in _addresses() if fits(one[0], wanted.lstrip("="))), (wanted, ""))
     else:
         address = route if gpu else _address_of_host_name()
         name = _name_of(address)
@@ -126,7 +128,8 @@ def connect_all(places: dict[int, tuple[str, int, bytes]]) -> tuple[dict[int, so
         try:
             connections[node] = _connect(*places[node])
         except OSError as error:
-            errors[node] = error.strerror or str(error)
+            address, port, _ = places[node]
+            errors[node] = f"{address}, port {port}: {error.strerror or error}"
 
     with ThreadPoolExecutor(max(1, len(places))) as pool:
         list(pool.map(connect, places))

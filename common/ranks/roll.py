@@ -19,11 +19,14 @@ ANSWER_SECONDS = 4.0  # for a rank to do the next step
 class Roll:
     """The ranks that have answered every call so far. lost: rank → the step that it did not do in time."""
 
-    def __init__(self, rank: int, ranks: int, seconds: float) -> None:
-        """Connect to the store within `seconds`, without waiting for other ranks. Raises SuiteError (MACHINE)."""
+    def __init__(self, rank: int, ranks: int) -> None:
         self.rank, self.members, self.step = rank, [*range(ranks)], "come"
         self.lost: dict[int, str] = {}
-        self._store, self._calls = _connect(rank, ranks, seconds), 0
+        self._calls = 0
+
+    def connect(self, seconds: float) -> None:
+        """Connect to the store within `seconds`, without waiting for other ranks. Raises SuiteError (MACHINE)."""
+        self._store = _connect(self.rank, len(self.members), seconds)
 
     def call(self, step: str, value: Any = None, seconds: float = ANSWER_SECONDS) -> dict[int, Any]:
         """Return the `value` (JSON) of every rank that calls within `seconds`; the others are members no longer.
@@ -75,8 +78,9 @@ def _connect(rank, ranks, seconds):
     host, port = from_environment("MASTER_ADDR"), from_environment("MASTER_PORT")
     holds, limit = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True", timedelta(seconds=seconds)
     try:
+        socket.getaddrinfo(host, port)  # TCPStore would try again and again
         store = dist.TCPStore(host, port, ranks, holds, limit, wait_for_workers=False, multi_tenant=True)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         what = f"rank {rank} on {socket.gethostname()} cannot reach rank 0 at {host}:{port}"
         advice = "set MASTER_ADDR to an address of rank 0 that this host reaches, and MASTER_PORT to a port open there"
         raise SuiteError(what, torch_message(error), advice, MACHINE) from error
