@@ -28,11 +28,8 @@ from common.words import count
 
 LIMIT = 55.0  # seconds for everything, less than a minute
 COME_SECONDS, EXAMINE_SECONDS, ALL_REDUCE_SECONDS = 20.0, 15.0, 8.0  # for a rank to do so
-LINK_ATTEMPTS, COMPUTE_ATTEMPTS, COMPUTE_SECONDS = (
-    3,
-    10,
-    4.0,
-)  # what looks slow is measured again: something may have disturbed it
+LINK_ATTEMPTS, COMPUTE_ATTEMPTS = 3, 10  # what looks slow is measured again: something may have disturbed it
+COMPUTE_SECONDS = 4.0  # for all attempts of a rank
 TRANSFER_SECONDS, LINK_SECONDS = 0.1, 8.0  # of a transfer, and at most for all on a link
 GROUPS = 4  # of nodes, which compute in turns, because neighbours may be virtual machines that share cores
 WORK = {"cpu": (512, 64), "cuda": (4096, 20)}  # side and number of the matrix products; they take 0.1 s
@@ -48,7 +45,7 @@ def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
     rank, ranks = rank_from_environment()
     roll, began = Roll(rank, ranks), time.monotonic()
     cluster = Cluster(roll.lost)
-    _end_after_limit(roll, cluster)
+    _end_after_limit(roll, cluster, began)
     roll.connect(COME_SECONDS)
     _measure(roll, cluster, arguments, examine)
     code = roll.call("end", _report(cluster, began) if rank == 0 else None)[0]
@@ -63,9 +60,8 @@ def _report(cluster, began):
     return MACHINE if found else 0
 
 
-def _end_after_limit(roll, cluster):
+def _end_after_limit(roll, cluster, began):
     """End this process after LIMIT, as a file system that does not answer cannot be interrupted otherwise."""
-    began = time.monotonic()
 
     def end():
         if roll.rank == 0:
@@ -81,6 +77,7 @@ def _end_after_limit(roll, cluster):
 
 
 def _measure(roll, cluster, arguments, examine):
+    """Fill in the cluster step by step, the same on every rank."""
     cluster.hosts = roll.call("come", socket.gethostname(), COME_SECONDS)
     device, record = _examine(roll.rank, cluster.hosts, arguments, examine)
     cluster.records = roll.call("examine its node", record, EXAMINE_SECONDS)

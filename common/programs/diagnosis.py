@@ -175,7 +175,8 @@ def _unusual(values: dict[int, dict]) -> Iterator[tuple[int, str]]:
 
 
 def _cores(cluster):
-    usual = {name: statistics.median_high(record[name] for record in cluster.records.values()) for name in UNITS}
+    every = cluster.records.values()
+    usual = {name: statistics.median_high(record[name] for record in every) for name in UNITS if every}
     for rank, record in cluster.records.items():
         fewer = [name for name in UNITS if record[name] < usual[name]]
         if fewer:

@@ -46,9 +46,11 @@ class Roll:
 
     def _publish(self, seconds):
         keys = {rank: f"{self._calls}-{rank}" for rank in self.members}
-        with contextlib.suppress(dist.DistStoreError):  # some do not come
+        try:
             self._store.wait([*keys.values()], timedelta(seconds=seconds))
-        there = [rank for rank, key in keys.items() if self._store.check([key])]
+            there = [*keys]
+        except dist.DistStoreError:  # some do not come
+            there = [rank for rank, key in keys.items() if self._store.check([key])]
         texts = self._store.multi_get([keys[rank] for rank in there])
         found = [[rank, json.loads(text)] for rank, text in zip(there, texts, strict=True)]
         self._store.set(str(self._calls), json.dumps(found))
