@@ -26,6 +26,7 @@ from tests.fixtures import PROJECT, child_environment
 DATA = {"name": "data: mnist", "status": "ok", "found": "whole, in data", "advice": ""}
 NO_DATA, DAMAGED = {**DATA, "status": "note", "found": "not in data"}, {**DATA, "status": "bad", "advice": "delete it"}
 GOOD = Link(0.0002, 1e9, 0.0)
+LATE = GOOD._replace(round_trip=0.02)
 
 
 def healthy(nodes=4):
@@ -96,7 +97,9 @@ JUDGED = [
     (changed(unreachable={(0, 2): "timed out", (3, 2): "timed out"}), ["n2, firewall or route"]),
     (linked({"round_trip": 0.003}), ["n2, slow link"]),
     (linked({"round_trip": 0.0009}), []),
-    (linked({"round_trip": 0.02}, nodes=2), ["n1, slow link"]),
+    (changed(3, links={(sender, 3 - sender): LATE for sender in (1, 2)}), ["n1, slow link"]),
+    (changed(3, links={pair: LATE for pair in ((0, 2), (1, 2), (2, 0), (2, 1))}), ["n2, slow link"]),
+    (changed(2, links={(0, 1): LATE, (1, 0): LATE}), ["n0, slow link"]),
     (linked({"speed": 3e8}), ["n2, slow link"]),
     (linked({"speed": 3e8}, nodes=2), ["n1, slow link"]),
     (linked({"speed": 0.0, "round_trip": float("inf")}), ["n2, slow link"]),
