@@ -28,11 +28,11 @@ from common.words import count
 
 LIMIT = 55.0  # seconds for everything, less than a minute
 COME_SECONDS, EXAMINE_SECONDS, ALL_REDUCE_SECONDS = 20.0, 15.0, 8.0  # for a rank to do so
-LINK_ATTEMPTS, COMPUTE_ATTEMPTS = 3, 10  # what looks slow is measured again: something may have disturbed it
+LINK_ATTEMPTS, COMPUTE_ATTEMPTS = 3, 30  # what looks slow is measured again: something may have disturbed it
 COMPUTE_SECONDS = 4.0  # for all attempts of a rank
 TRANSFER_SECONDS, LINK_SECONDS = 0.1, 8.0  # of a transfer, and at most for all on a link
 GROUPS = 4  # of nodes, which compute in turns, because neighbours may be virtual machines that share cores
-WORK = {"cpu": (512, 64), "cuda": (4096, 20)}  # side and number of the matrix products; they take 0.1 s
+WORK = {"cpu": (512, 16), "cuda": (4096, 8)}  # side and number of the matrix products; they take 25 ms
 SIZES = (2**12, 2**20, 2**24)  # bytes of an all-reduce
 REPEATS = 3
 
@@ -108,7 +108,7 @@ def _examine(rank, hosts, arguments, examine):
             "files": {str(file): file_checksum(file) for file in arguments.sees},
             "memory": free_memory(torch.device("cpu")),
             "interface": interface,
-            "port": listen(interface.address, f"rank {rank}".encode()),
+            "port": listen(interface.address, f"rank {rank}".encode()) if {*hosts.values()} != {hosts[rank]} else 0,
         }
     return device, record
 

@@ -46,7 +46,7 @@ def find_interface(gpu: bool, head: str) -> Interface:
     guide, "Environment Variables"). If that leaves NCCL a choice, the interface that leads to rank 0 stands for it.
     """
     variable = "NCCL_SOCKET_IFNAME" if gpu else "GLOO_SOCKET_IFNAME"
-    chosen, route = os.environ.get(variable, ""), _source(head)
+    chosen, route = os.environ.get(variable, ""), _address_towards(head)
     if chosen and not chosen.startswith("^"):
         wanted = chosen.split(",")[0]
         fits = str.startswith if gpu and wanted[0] != "=" else str.__eq__
@@ -72,14 +72,20 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _source(head):
-    """Return the address from which this node sends to rank 0; connecting a datagram socket sends nothing."""
+def _address_towards(head):
+    """Return the address from which this node sends to rank 0, or, on the node of rank 0, one that others may reach.
+
+    Connecting a datagram socket sends nothing.
+    """
+    found = ""
     with contextlib.suppress(OSError):
         family, kind, protocol, _, address = socket.getaddrinfo(head, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
-            return probe.getsockname()[0]
-    return ""
+            found = probe.getsockname()[0]
+    return (
+        next((address for _, address in _addresses() if not is_loopback(address)), "") if is_loopback(found) else found
+    )
 
 
 def _address_of_host_name():
