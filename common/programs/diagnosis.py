@@ -1,5 +1,6 @@
 """From what was measured to lines of output: the checks of one machine, and the diagnosis of a cluster."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -145,13 +146,20 @@ def _own_checks(cluster):
 
 def _data(cluster):
     """A data set that only some nodes have. The checksums of those that are there have been checked."""
-    of = {node: {check["name"]: check for check in cluster.records[node]["checks"]} for node in cluster.nodes}
-    for name in (name for name in next(iter(of.values()), ()) if name.startswith("data: ")):
-        some = [node for node in of if of[node][name]["status"] == OK]
-        for node in of:
-            if some and of[node][name]["status"] == NOTE:
-                found = f"{of[node][name]['found']}, but {cluster.label(some[0])} has it"
-                yield cluster.label(node), name, found, "copy it there, or name a directory that all nodes see"
+    sets: dict[str, dict[int, dict]] = {}  # name → node → check; a node without torch has not looked
+    for node in cluster.nodes:
+        for check in cluster.records[node]["checks"]:
+            if check["name"].startswith("data: "):
+                sets.setdefault(check["name"], {})[node] = check
+    for name, checks in sets.items():
+        some = [cluster.label(node) for node, check in checks.items() if check["status"] == OK]
+        for node, check in checks.items():
+            if some and check["status"] == NOTE:
+                found, advice = (
+                    f"{check['found']}, but {some[0]} has it",
+                    "copy it there, or name a directory all nodes see",
+                )
+                yield cluster.label(node), name, found, advice
 
 
 def _files(cluster):
@@ -206,9 +214,7 @@ def _interface(cluster):
 def _unreachable(cluster):
     for node, others in by_node(cluster.unreachable):
         error = next(error for pair, error in cluster.unreachable.items() if node in pair)
-        advice = (
-            "open all ports between the nodes (nft list ruleset, firewall-cmd --list-all), or name another interface"
-        )
+        advice = "open all ports between the nodes (nft list ruleset), or name another interface"
         found = f"no connection with {cluster.labels(others)}: {error}"
         yield cluster.label(node), "firewall or route", found, advice
 
@@ -281,10 +287,9 @@ def table(cluster: Cluster) -> str:
 def _row(cluster, node, ahead):
     record = cluster.records[node]
     here = [rank for rank in cluster.records if cluster.hosts[rank] == cluster.hosts[node]]
-    interface, links = (
-        Interface(*record["interface"]),
-        [cluster.links[pair] for pair in cluster.links if pair[1] == node],
-    )
+    links = [link for pair, link in cluster.links.items() if pair[1] == node]
+    interface = Interface(*record["interface"])
+    work = max(cluster.computing.get(rank, math.inf) for rank in here)
     return (
         cluster.hosts[node],
         ",".join(map(str, here)),
@@ -293,7 +298,5 @@ def _row(cluster, node, ahead):
         f"{interface.address} {interface.name}".strip(),
         _link(Link(max(one.round_trip for one in links), min(one.speed for one in links), 0)) if links else "–",
         f"{ahead[node]:+.3f} s" if node in ahead else "–",
-        f"{1000 * max(cluster.computing[rank] for rank in here):.0f} ms"
-        if {*here} <= cluster.computing.keys()
-        else "–",
+        f"{1000 * work:.0f} ms" if work < math.inf else "–",
     )

@@ -25,6 +25,7 @@ from tests.fixtures import PROJECT, child_environment
 
 DATA = {"name": "data: mnist", "status": "ok", "found": "whole, in data", "advice": ""}
 NO_DATA, DAMAGED = {**DATA, "status": "note", "found": "not in data"}, {**DATA, "status": "bad", "advice": "delete it"}
+NO_TORCH = {**DAMAGED, "name": "torch"}
 GOOD = Link(0.0002, 1e9, 0.0)
 LATE = GOOD._replace(round_trip=0.02)
 
@@ -82,6 +83,7 @@ JUDGED = [
     (changed(lost={7: "come"}), ["rank 7, no answer"]),
     (recorded(checks=[DAMAGED]), ["n2, data: mnist"]),
     (recorded(checks=[NO_DATA]), ["n2, data: mnist"]),
+    (recorded(checks=[NO_TORCH]), ["n2, torch"]),
     (recorded(fault="each rank needs its own GPU; 2 ranks, 1 GPU; start fewer"), ["n2, device"]),
     (recorded(files={"f": "missing"}), ["n2, files"]),
     (recorded(0, software={"torch": "3"}), ["n0, software"]),
