@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -59,9 +59,6 @@ class Cluster:
             return f"rank {rank}"
         host, alone = self.hosts[rank], [*self.hosts.values()].count(self.hosts[rank]) == 1
         return host if alone or rank in self.nodes else f"{host}, rank {rank}"
-
-    def labels(self, ranks: Iterable[int]) -> str:
-        return ", ".join(map(self.label, ranks))
 
     def place(self, node: int) -> tuple[str, int, bytes] | None:
         """Return the address, port and greeting of a node; None if others cannot reach it there."""
@@ -122,9 +119,8 @@ def by_node(pairs: Iterable[Pair]) -> Iterator[tuple[int, list[int]]]:
 
 def problems(cluster: Cluster) -> list[Check]:
     """Return a bad Check for everything that would make a training wrong, hang or slow."""
-    return [
-        Check(f"{node}, {what}", BAD, found, advice) for judge in JUDGES for node, what, found, advice in judge(cluster)
-    ]
+    found = (problem for judge in JUDGES for problem in judge(cluster))
+    return [Check(f"{node}, {what}", BAD, cause, advice) for node, what, cause, advice in found]
 
 
 def _lost(cluster):
@@ -146,20 +142,17 @@ def _own_checks(cluster):
 
 def _data(cluster):
     """A data set that only some nodes have. The checksums of those that are there have been checked."""
-    sets: dict[str, dict[int, dict]] = {}  # name → node → check; a node without torch has not looked
+    sets = defaultdict(dict)  # name → node → check; a node without torch has not looked
     for node in cluster.nodes:
         for check in cluster.records[node]["checks"]:
             if check["name"].startswith("data: "):
-                sets.setdefault(check["name"], {})[node] = check
+                sets[check["name"]][node] = check
     for name, checks in sets.items():
         some = [cluster.label(node) for node, check in checks.items() if check["status"] == OK]
         for node, check in checks.items():
             if some and check["status"] == NOTE:
-                found, advice = (
-                    f"{check['found']}, but {some[0]} has it",
-                    "copy it there, or name a directory all nodes see",
-                )
-                yield cluster.label(node), name, found, advice
+                found = f"{check['found']}, but {some[0]} has it"
+                yield cluster.label(node), name, found, "copy it there, or name a directory that all nodes see"
 
 
 def _files(cluster):
@@ -215,7 +208,7 @@ def _unreachable(cluster):
     for node, others in by_node(cluster.unreachable):
         error = next(error for pair, error in cluster.unreachable.items() if node in pair)
         advice = "open all ports between the nodes (nft list ruleset), or name another interface"
-        found = f"no connection with {cluster.labels(others)}: {error}"
+        found = f"no connection with {', '.join(map(cluster.label, others))}: {error}"
         yield cluster.label(node), "firewall or route", found, advice
 
 
@@ -224,8 +217,8 @@ def _links(cluster):
     for node, others in by_node(slow):
         some = [link for pair, link in cluster.links.items() if pair in slow and node in pair]
         worst = Link(max(link.round_trip for link in some), min(link.speed for link in some), 0)
-        round_trip, speed = typical(cluster.links)
-        found = f"with {cluster.labels(others)} {_link(worst)}, typical are {_link(Link(round_trip, speed, 0))}"
+        usual, names = Link(*typical(cluster.links), 0), ", ".join(map(cluster.label, others))
+        found = f"with {names} {_link(worst)}, typical are {_link(usual)}"
         name = Interface(*cluster.records[node]["interface"]).name
         advice = f"type ethtool {name} and ip -s link show {name} there; see cable, switch and other traffic"
         yield cluster.label(node), "slow link", found, advice
