@@ -49,11 +49,14 @@ class Network:
     """Machines and the links between them.
 
     Each machine sends `gbps` gigabits per second to all others together, which arrive after `milliseconds`. Both can be
-    changed at any time.
+    changed at any time. own: machine → (gbps, milliseconds) of a machine that differs. closed: machines with a firewall
+    that drops every attempt to connect to them.
     """
 
     def __init__(self, names: list[str], gbps: float, milliseconds: float) -> None:
         self.names, self.gbps, self.milliseconds = names, gbps, milliseconds
+        self.own: dict[int, tuple[float, float]] = {}
+        self.closed: set[int] = set()
         self._files: list[int] = []
 
     def command(self, machine: int, command: Sequence[str]) -> list[str]:
@@ -130,9 +133,14 @@ class Network:
             except OSError:
                 return
             for file, packet in packets:
-                if packet[0] >> 4 == 4:  # IPv4
-                    sent[file] = max(sent[file], time.perf_counter()) + len(packet) * 8e-9 / self.gbps
-                    heapq.heappush(waiting, (sent[file] + self.milliseconds / 1000, next(number), packet))
+                if packet[0] >> 4 == 4 and not self._is_dropped(packet):  # IPv4
+                    gbps, milliseconds = self.own.get(self._files.index(file), (self.gbps, self.milliseconds))
+                    sent[file] = max(sent[file], time.perf_counter()) + len(packet) * 8e-9 / gbps
+                    heapq.heappush(waiting, (sent[file] + milliseconds / 1000, next(number), packet))
+
+    def _is_dropped(self, packet):
+        """Return whether a packet would open a TCP connection (SYN without ACK, RFC 9293) to a closed machine."""
+        return packet[19] - 1 in self.closed and packet[9] == 6 and packet[4 * (packet[0] & 15) + 13] & 0x12 == 2
 
 
 @contextlib.contextmanager

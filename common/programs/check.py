@@ -2,7 +2,8 @@
 
     python -m common.programs.check --data-root ./data --output-dir figures
 
-prints a line for everything that was looked at; --json prints all that is known.
+prints a line for everything that was looked at. Started as ranks, by srun or torchrun, it examines all nodes of the job
+and the network between them, and takes a minute at most.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from common.machine.begin import begin
@@ -28,7 +29,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything about this machine alone, as JSON")
     return parser.parse_args()
 
 
@@ -45,27 +46,16 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices, describe_environment, device_name, require_torchvision
 from common.machine.lifetime import tags
 from common.machine.memory import free_memory
+from common.programs.cluster import diagnose
+from common.programs.diagnosis import BAD, NOTE, OK, Check
 from common.programs.exchange import ALL_REDUCE, broken_exchange
+from common.ranks.launchers import become_rank
 from common.settings.datasets import DATASETS
 
-OK, NOTE, BAD = "ok", "note", "bad"
 LEAST_PYTHON = (3, 11, 4)  # the first 3.11 release with tarfile's filter="data"
 SHARED_MEMORY_BYTES = 64 * 2**20  # docker's default; batches of 128 CIFAR-10 images in two workers take 6 MB
 BUSY_GPU_BYTES = 2 * 2**30  # a desktop and this process's CUDA context take less
 FREE_DISK_BYTES = 500 * 10**6  # CIFAR-10 takes 180 MB and its archive 170 MB; weights and figures a few
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of output. status: OK, NOTE or BAD."""
-
-    name: str
-    status: str
-    found: str
-    advice: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.status:4}  {self.name}: {'; '.join(filter(None, (self.found, self.advice)))}"
 
 
 def bad_if(wrong: bool, name: str, found: str, advice: str) -> Check:
@@ -76,8 +66,13 @@ def failed(name: str, error: SuiteError) -> Check:
     return Check(name, BAD, *str(error).rsplit("; ", 1))
 
 
-def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[list[Check], dict | None]:
-    """Return all checks, and describe_environment(), or None if `--device` cannot train."""
+def check_all(
+    data_root: Path, output_dir: Path, device: str = "auto", exchange: bool = True
+) -> tuple[list[Check], dict | None]:
+    """Return all checks, and describe_environment(), or None if `--device` cannot train.
+
+    exchange: whether to check that the GPUs of this machine exchange data.
+    """
     advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer"
     checks = [bad_if(sys.version_info < LEAST_PYTHON, "Python", f"Python {platform.python_version()}", advice)]
     environment, name = None, "torch"
@@ -85,7 +80,7 @@ def check_all(data_root: Path, output_dir: Path, device: str = "auto") -> tuple[
         require_torchvision()
         name = "GPUs"
         devices = available_devices(device)
-        if len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
+        if exchange and len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
             step, error = broken
             if step == ALL_REDUCE:
                 raise error
@@ -153,7 +148,7 @@ def _data(root: Path) -> Iterator[Check]:
 
 
 def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
-    for directory in dict.fromkeys((output_dir, data_root)):
+    for directory in dict.fromkeys((output_dir, data_root, Path(tempfile.gettempdir()))):
         name = f"write to {directory}"
         existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
         try:
@@ -190,8 +185,17 @@ def _is_in_own_namespace(pid):
         return not Path("/proc/self").exists()
 
 
+def _as_rank(arguments):
+    """Return what a rank reports of its machine. The ranks check the exchange between GPUs together."""
+    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device, exchange=False)
+    return {"checks": [*map(asdict, checks)], "environment": environment}
+
+
 def main(arguments: argparse.Namespace) -> None:
     """Print the checks; exit with MACHINE if one is bad."""
+    become_rank()
+    if os.environ.get("RANK") and os.environ.get("WORLD_SIZE") != "1" and not arguments.json:
+        sys.exit(diagnose(arguments, lambda: _as_rank(arguments)))
     checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
     for file in arguments.sees:
         if not file.exists():

@@ -47,13 +47,10 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
     LOCAL_RANK, ranks are numbered per host name. Raises SuiteError (USAGE) if a variable is missing or invalid, or the
     ranks cannot meet at the address; SuiteError (FAILED) if some rank does not come.
     """
-    rank, world_size = _from_environment("RANK"), _from_environment("WORLD_SIZE")
-    if rank >= world_size:
-        found = f"RANK={rank}, WORLD_SIZE={world_size}"
-        raise SuiteError("RANK must be below WORLD_SIZE", found, "number the ranks from 0", USAGE)
+    rank, world_size = rank_from_environment()
     address = init_method
     if init_method == "env://":
-        address = f"{_from_environment('MASTER_ADDR')}:{_from_environment('MASTER_PORT')}"
+        address = f"{from_environment('MASTER_ADDR')}:{from_environment('MASTER_PORT')}"
     timeout = timedelta(seconds=options.dist_timeout)
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
@@ -72,7 +69,7 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
     sharing = [other for other in here if {*hosts[other][1]} & {*cores}]
     local_rank, local_world_size = here.index(rank), len(here)
     if os.environ.get("LOCAL_RANK") and os.environ.get("LOCAL_WORLD_SIZE"):
-        local_rank, local_world_size = _from_environment("LOCAL_RANK"), _from_environment("LOCAL_WORLD_SIZE")
+        local_rank, local_world_size = from_environment("LOCAL_RANK"), from_environment("LOCAL_WORLD_SIZE")
     os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_world_size))
     device = rank_device(config.device, local_rank, local_world_size)
     if config.loader is None:  # the free memory of the ranks may differ
@@ -82,7 +79,16 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
     return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
 
 
-def _from_environment(name):
+def rank_from_environment() -> tuple[int, int]:
+    """Return RANK and WORLD_SIZE. Raises SuiteError (USAGE) if one is missing or invalid."""
+    rank, world_size = from_environment("RANK"), from_environment("WORLD_SIZE")
+    if rank >= world_size:
+        found = f"RANK={rank}, WORLD_SIZE={world_size}"
+        raise SuiteError("RANK must be below WORLD_SIZE", found, "number the ranks from 0", USAGE)
+    return rank, world_size
+
+
+def from_environment(name: str):
     """Return the value of a variable: a string for MASTER_ADDR, else an integer."""
     text = os.environ.get(name)
     advice = f"start the ranks with torchrun, or type e.g. {name}={ENVIRONMENT.get(name, 0)} before the command"

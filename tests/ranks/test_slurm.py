@@ -225,6 +225,19 @@ def all_idle(slurm):
     wait_until(lambda: slurm("sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
 
 
+@pytest.mark.slow
+def test_tasks_of_srun_are_checked_together_or_each_for_a_comparison(slurm, tmp_path):
+    """Both nodes have this machine's host name, so they count as one."""
+    tasks = "srun", "--nodes=2", "--ntasks=2", "--label", sys.executable, "-m", "common.programs.check"
+    flags = "--data-root", tmp_path, "--output-dir", tmp_path
+    together = slurm(*tasks, *flags, check=False)
+    assert re.search(rf"^0: {socket.gethostname()} +0,1 .* ms$", together, re.MULTILINE), together
+    lines = slurm(*tasks, *flags, "--json").splitlines()
+    for task in "01":
+        text = "".join(line[3:] for line in lines if line.startswith(f"{task}: "))  # long lines come in pieces
+        assert json.loads(text)["environment"]["torch"] == torch.__version__
+
+
 def gone(data_root):
     """Wait until no process has this path in its command line."""
 

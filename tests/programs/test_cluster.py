@@ -1,0 +1,362 @@
+"""The diagnosis of a cluster: planted faults are named on the right node within a minute, and a healthy one has none.
+
+The nodes are on this machine. Each has its own network, host name, processes and temporary directory.
+"""
+
+import re
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import network
+from common.errors import SuiteError
+from common.programs.diagnosis import Cluster, by_node, problems, table
+from common.ranks import links
+from common.ranks.links import Interface, Link, connect_all, listen, measure
+from common.ranks.roll import Roll
+from tests.fixtures import PROJECT, child_environment
+
+# ---- judgement
+
+DATA = {"name": "data: mnist", "status": "ok", "found": "whole, in data", "advice": ""}
+NO_DATA, DAMAGED = {**DATA, "status": "note", "found": "not in data"}, {**DATA, "status": "bad", "advice": "delete it"}
+NO_TORCH = {**DAMAGED, "name": "torch"}
+GOOD = Link(0.0002, 1e9, 0.0)
+LATE = GOOD._replace(round_trip=0.02)
+
+
+def healthy(nodes=4):
+    """Nodes with a rank each, whose values differ as little as those of a real cluster."""
+    record = {
+        "cores": 8,
+        "threads": 8,
+        "checks": [DATA],
+        "software": {"torch": "2"},
+        "files": {"f": "1"},
+        "memory": 8e9,
+    }
+    cluster = Cluster({}, {rank: f"n{rank}" for rank in range(nodes)})
+    for rank in range(nodes):
+        interface = Interface("eth0", f"10.0.0.{rank}", "GLOO_SOCKET_IFNAME", "", "eth0")
+        cluster.records[rank] = {**record, "interface": interface, "port": 4000}
+        cluster.computing[rank] = 0.1 + 0.005 * (rank % 4)
+        cluster.all_reduce[rank] = [0.001, 0.01, 0.1]
+    pairs = ((sender, receiver) for sender in range(nodes) for receiver in range(nodes) if sender != receiver)
+    cluster.links = {pair: Link(0.0002 * (1 + sum(pair) % 3), 1e9 / (1 + 0.2 * (pair[0] % 4)), 0.01) for pair in pairs}
+    return cluster
+
+
+def linked(change, nodes=4):
+    """A healthy cluster, with `change` in every link from node 2, or from node 1 if there are two."""
+    cluster = healthy(nodes)
+    bad = min(2, nodes - 1)
+    cluster.links |= {pair: link._replace(**change) for pair, link in cluster.links.items() if pair[0] == bad}
+    return cluster
+
+
+def recorded(rank=2, nodes=4, **values):
+    cluster = healthy(nodes)
+    cluster.records[rank] |= values
+    return cluster
+
+
+def changed(nodes=4, **fields):
+    cluster = healthy(nodes)
+    for name, values in fields.items():
+        getattr(cluster, name).update(values)
+    return cluster
+
+
+NOWHERE = Interface("lo", "127.0.0.1", "GLOO_SOCKET_IFNAME", "lo", "eth0")
+JUDGED = [
+    (Cluster({1: "come"}), ["rank 1, no answer"]),  # nothing else is known yet
+    (healthy(1), []),
+    (healthy(2), []),
+    (healthy(), []),
+    (healthy(16), []),
+    (changed(lost={2: "compute"}), ["n2, no answer"]),
+    (changed(lost={7: "come"}), ["rank 7, no answer"]),
+    (recorded(checks=[DAMAGED]), ["n2, data: mnist"]),
+    (recorded(checks=[NO_DATA]), ["n2, data: mnist"]),
+    (recorded(checks=[NO_TORCH]), ["n2, torch"]),
+    (recorded(fault="each rank needs its own GPU; 2 ranks, 1 GPU; start fewer"), ["n2, device"]),
+    (recorded(files={"f": "missing"}), ["n2, files"]),
+    (recorded(0, software={"torch": "3"}), ["n0, software"]),
+    (recorded(software={"torch": "2", "nccl": "2.27"}), ["n2, software"]),
+    (recorded(1, nodes=2, software={"torch": "3"}), ["n1, software"]),
+    (recorded(cores=4), ["n2, cores"]),
+    (recorded(1, nodes=2, threads=1), ["n1, cores"]),
+    (recorded(memory=5e8), ["n2, memory"]),
+    (recorded(interface=NOWHERE), ["n2, interface"]),
+    (recorded(0, nodes=1, interface=NOWHERE), []),
+    (recorded(port=0), ["n2, interface"]),
+    (changed(unreachable={(2, 0): "timed out", (2, 3): "timed out"}), ["n2, firewall or route"]),
+    (changed(unreachable={(0, 2): "timed out", (3, 2): "timed out"}), ["n2, firewall or route"]),
+    (linked({"round_trip": 0.003}), ["n2, slow link"]),
+    (linked({"round_trip": 0.0009}), []),
+    (changed(3, links={(sender, 3 - sender): LATE for sender in (1, 2)}), ["n1, slow link"]),
+    (changed(3, links={pair: LATE for pair in ((0, 2), (1, 2), (2, 0), (2, 1))}), ["n2, slow link"]),
+    (changed(2, links={(0, 1): LATE, (1, 0): LATE}), ["n0, slow link"]),
+    (linked({"speed": 3e8}), ["n2, slow link"]),
+    (linked({"speed": 3e8}, nodes=2), ["n1, slow link"]),
+    (linked({"speed": 0.0, "round_trip": float("inf")}), ["n2, slow link"]),
+    (linked({"clock": -5.0}), ["n2, clock"]),
+    (linked({"clock": 0.5}), []),
+    (linked({"clock": 5.0}, nodes=2), ["n1, clock"]),
+    (changed(links={(node, 0): GOOD._replace(clock=60.0) for node in (1, 2, 3)}), ["n0, clock"]),
+    (changed(computing={2: 0.13}), ["n2, slow node"]),
+    (changed(nodes=2, computing={1: 0.13}), ["n1, slow node"]),
+    (changed(computing={2: 0.119}), []),
+    (changed(all_reduce={2: "connection reset"}), ["n2, all-reduce"]),
+]
+
+
+@pytest.mark.parametrize("cluster, names", JUDGED)
+def test_what_is_a_problem_and_on_which_node(cluster, names):
+    found = problems(cluster)
+    assert [problem.name for problem in found] == names
+    assert all(problem.found and problem.advice for problem in found)
+    assert len(table(cluster).splitlines()) == 1 + len(cluster.nodes) + 1
+
+
+def test_nodes_that_are_all_without_data_have_no_problem():
+    cluster = healthy()
+    for record in cluster.records.values():
+        record["checks"] = [NO_DATA]
+    assert problems(cluster) == []
+
+
+def test_a_rank_is_named_with_its_host_if_several_run_there():
+    cluster = recorded(3, threads=1)
+    cluster.hosts[3] = "n2"
+    del cluster.records[3]["checks"]
+    assert [problem.name for problem in problems(cluster)] == ["n2, rank 3, cores"]
+
+
+@pytest.mark.parametrize(
+    "pairs, named",
+    [
+        ([], []),
+        ([(1, 2)], [(1, [2])]),
+        ([(2, 0), (2, 1), (3, 2)], [(2, [0, 1, 3])]),
+        ([(0, 1), (2, 1), (3, 4)], [(1, [0, 2]), (3, [4])]),
+    ],
+)
+def test_pairs_are_explained_by_few_nodes(pairs, named):
+    assert [*by_node(pairs)] == named
+
+
+# ---- what the ranks do
+
+ETHERNET = ("eth0", "192.0.2.7")
+
+
+@pytest.fixture
+def rolls(monkeypatch, free_port):
+    """Roll calls of ranks 0 and 1 of three; rank 2 comes later."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port))
+    rolls = [Roll(rank, 3) for rank in range(3)]
+    for roll in rolls:
+        roll.connect(5)
+    return rolls
+
+
+def test_a_rank_that_misses_a_call_is_left_out_and_told_so(rolls):
+    with ThreadPoolExecutor() as pool:
+        for step, values in (("come", {0: "a", 1: "b"}), ("compute", {0: 1.5, 1: None})):
+            calls = [pool.submit(rolls[rank].call, step, value, 0.3) for rank, value in values.items()]
+            assert [call.result() for call in calls] == [values, values]
+    assert [roll.lost for roll in rolls] == [{2: "come"}, {2: "come"}, {}]
+    with pytest.raises(SuiteError, match="rank 2 on .* was left out; it was too late to come"):
+        rolls[2].call("come", "c")
+
+
+def test_a_link_is_measured_and_another_program_or_a_closed_port_is_an_error(free_port):
+    ports = listen("127.0.0.1", b"rank 1"), listen("127.0.0.1", b"other!"), free_port
+    assert all(ports) and listen("192.0.2.1", b"rank 1") == 0  # not an address of this machine (RFC 5737)
+    places = {node: ("127.0.0.1", port, b"rank 1") for node, port in enumerate(ports)}
+    connections, errors = connect_all(places)
+    assert [*connections] == [0] and "another program" in errors[1] and "refused" in errors[2]
+    link = measure(connections[0], 0.02)
+    assert 0 < link.round_trip < 1 and link.speed > 1e6 and abs(link.clock) < 1
+
+
+@pytest.mark.parametrize(
+    "gpu, value, expected",
+    [
+        (False, "lo", ("lo", "127.0.0.1")),
+        (False, "eth", ("eth", "")),
+        (True, "eth", ETHERNET),
+        (True, "=eth", ("=eth", "")),
+        (True, "^docker", ETHERNET),
+        (True, "", ETHERNET),
+    ],
+)
+def test_which_interface_gloo_and_nccl_take(gpu, value, expected, monkeypatch):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME" if gpu else "GLOO_SOCKET_IFNAME", value)
+    monkeypatch.setattr(links, "_addresses", lambda: [("lo", "127.0.0.1"), ETHERNET])
+    found = links.find_interface(gpu, "127.0.0.1")
+    assert (found.name, found.address, found.route) == (*expected, "eth0")
+
+
+def test_two_ranks_on_this_machine(tmp_path, free_port, project):
+    def start(rank):
+        told = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+        flags = ("--data-root", tmp_path, "--output-dir", tmp_path)
+        threads = {"OMP_NUM_THREADS": "2" if rank == "0" else "1"}
+        return project("-m common.programs.check", *flags, tiny=False, environment={**told, **threads})
+
+    with ThreadPoolExecutor() as pool:
+        first, second = pool.map(start, "01")
+    assert (first.returncode, second.returncode) == (3, 3) and not second.stdout + second.stderr
+    host = re.escape(socket.gethostname())
+    assert re.search(rf"^{host} +0,1 .* ms$", first.stdout, re.MULTILINE)
+    assert re.search(r"^all-reduce of 4 KiB, 1 MiB, 16 MiB: .* ms, .* ms, .* ms$", first.stdout, re.MULTILINE)
+    assert re.search(rf"^bad   {host}, rank 1, cores: 1 thread, elsewhere 2; see ", first.stdout, re.MULTILINE)
+
+
+# ---- nodes with planted faults
+
+NODES, PORT = 3, 29500
+HANGS = "import shutil, time\nshutil.disk_usage = lambda _: time.sleep(99)"
+CLOCK = "import time\nown = time.time\ntime.time = lambda: own() + 90"
+TORCH = "import torch\ntorch.__version__ = '1.2.3'"
+
+
+class Nodes:
+    """Nodes that run the check as ranks, one each."""
+
+    def __init__(self, net, directory: Path, data_root: Path) -> None:
+        self.net, self.own, self.data_root = net, directory / "own", data_root
+        self.directory, self.setups, self.before = directory, [""] * NODES, [""] * NODES
+        self.variables: list[dict[str, str]] = [{} for _ in range(NODES)]
+        self.ranks = range(NODES)
+        self.own.mkdir()
+        hosts = "".join(f"{net.address(node)} n{node}\n" for node in range(NODES))
+        (directory / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+
+    def start(self, node):
+        """Start a rank in namespaces of its own: mounts, host name, processes; its network exists already."""
+        setup = (
+            f"mount -t tmpfs -o size=2g none {self.own}; mount --bind {self.directory}/hosts /etc/hosts; "
+            f"hostname n{node}; mkdir {self.own}/out; echo 1 > {self.own}/file; "
+            f'{self.setups[node] or ":"}; exec {self.before[node]} "$@"'
+        )
+        flags = f"--data-root {self.data_root} --output-dir {self.own}/out --sees {self.own}/file"
+        check = [sys.executable, "-m", "common.programs.check", *flags.split()]
+        unshare = "unshare --mount --uts --pid --fork --kill-child --mount-proc sh -c".split()
+        command = self.net.command(node, [*unshare, setup, "sh", *check])
+        told = {"RANK": f"{node}", "WORLD_SIZE": f"{NODES}", "MASTER_ADDR": "n0", "MASTER_PORT": f"{PORT}"}
+        env = {**child_environment(), **told, "TMPDIR": str(self.own), **self.variables[node]}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)
+
+    def run(self):
+        """Run the check; return what the ranks printed, their exit codes, and the seconds that rank 0 reports."""
+        processes = {node: self.start(node) for node in self.ranks}
+        done = {node: process.communicate(timeout=120) for node, process in processes.items()}
+        printed = "".join(done[0])
+        return SimpleNamespace(
+            seconds=int(re.search(r"problems?, (\d+) s$", printed, re.MULTILINE)[1]),
+            printed=printed,
+            codes={node: process.returncode for node, process in processes.items()},
+            errors={node: stderr for node, (_, stderr) in done.items()},
+            named=[line.removeprefix("bad   ") for line in printed.splitlines() if line.startswith("bad ")],
+        )
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    if missing := network.missing():
+        pytest.skip(missing)
+    with network.machines(NODES, gbps=0.3, milliseconds=0.1) as net:
+        yield Nodes(net, tmp_path, tmp_path / "own")
+
+
+def own_link(gbps, milliseconds):
+    return lambda nodes: nodes.net.own.update({1: (gbps, milliseconds)})
+
+
+def closed(nodes):
+    nodes.net.closed.add(1)
+
+
+def on_node_1(setup="", before="", **variables):
+    def plant(nodes):
+        nodes.setups[1], nodes.before[1] = setup.format(nodes), before
+        nodes.variables[1].update(variables)
+
+    return plant
+
+
+def pretended(code):
+    """Let Python on node 1 run some code first."""
+
+    def plant(nodes):
+        (nodes.directory / "sitecustomize.py").write_text(code)
+        nodes.variables[1]["PYTHONPATH"] = str(nodes.directory)
+
+    return plant
+
+
+def local_name(nodes):
+    nodes.setups[0] = "(echo 127.0.1.1 n0; cat /etc/hosts) > {0}; mount --bind {0} /etc/hosts".format(
+        nodes.own / "hosts"
+    )
+
+
+def lost(nodes):
+    nodes.ranks = (0, 2)
+
+
+def with_data(plant):
+    def both(nodes):
+        nodes.data_root = PROJECT / "data"
+        plant(nodes)
+
+    return both
+
+
+LISTENS = "until grep -q ' 0A ' /proc/net/tcp; do sleep 0.1; done"  # the rank has examined its node
+BUSY = f"({LISTENS}; exec taskset -c 1 {sys.executable} -c 'while True: pass') & :"
+FAULTS = {  # fault → plant(nodes), beginning of the line that names it
+    "slow link": (own_link(0.05, 0.1), "n1, slow link: with n0, n2 "),
+    "delayed link": (own_link(0.3, 8.0), "n1, slow link: with n0, n2 "),
+    "bound to one core": (on_node_1(before="taskset -c 0"), "n1, cores: 1 core, elsewhere 2"),
+    "slow node": (on_node_1(BUSY, before="nice -n 5 taskset -c 1"), "n1, slow node: the same work takes "),
+    "missing data": (with_data(on_node_1("mount -t tmpfs none {0.data_root}/MNIST")), "n1, data: mnist: not in "),
+    "different data": (on_node_1("echo 2 > {0.own}/file"), "n1, files: "),
+    "wrong interface": (on_node_1(GLOO_SOCKET_IFNAME="lo"), "n1, interface: GLOO_SOCKET_IFNAME=lo means 127.0.0.1, "),
+    "firewall": (closed, "n1, firewall or route: no connection with n0, n2: 10.77.0.2, port "),
+    "another torch": (pretended(TORCH), "n1, software: torch 1.2.3 instead of "),
+    "full disk": (on_node_1("mount -t tmpfs -o size=1m none {0.own}/out"), "n1, write to {0.own}/out: 0.0 GB free"),
+    "wrong clock": (pretended(CLOCK), "n1, clock: 90.0 s ahead"),
+    "lost node": (lost, "rank 1, no answer: it did not come in time"),
+    "disk hangs": (pretended(HANGS), "n1, no answer: it did not examine its node in time"),
+    "name is local": (local_name, "n0, interface: its host name means 127.0.1.1, "),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_on_its_node_within_a_minute(fault, nodes):
+    plant, line = FAULTS[fault]
+    plant(nodes)
+    done = nodes.run()
+    assert done.seconds < 60
+    assert any(named.startswith(line.format(nodes)) for named in done.named), done.printed
+    assert {named.split(",")[0] for named in done.named} == {line.split(",")[0]}, done.printed
+    assert {*done.codes.values()} == {3}
+
+
+@pytest.mark.slow
+def test_a_healthy_cluster_has_no_problem(nodes):
+    done = nodes.run()
+    assert done.named == [] and {*done.codes.values()} == {0} and done.seconds < 60
+    assert re.search(r"^n2 +2 .* 10\.77\.0\.3 link0 .* ms$", done.printed, re.MULTILINE)
