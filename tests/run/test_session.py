@@ -409,6 +409,14 @@ def test_resume_continues_the_interim_analyses(blocks, tmp_path):
     assert [look[0] for look in report.looks] == [3, 4, 5, 6] and report.looks[-1][1] == 1.0
 
 
+def test_resume_after_the_last_planned_run_continues_within_the_budget(blocks, tmp_path):
+    report = blocks(undecided, repeats=None, budget=130.0)
+    write_results(replace(report, order=report.order[:6], outcomes=report.outcomes[:6], looks=()), tmp_path)
+    again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
+    assert (again.order, len(again.whole_blocks)) == (report.order, 6)
+    assert [look[0] for look in again.looks] == [3, 4, 5, 6] and again.looks[-1][1] == 1.0
+
+
 def half_width(report):
     """Return half the logarithmic width of the speed-up's interval."""
     speed_up = analyse(report).rows[1].standing.speed_up
