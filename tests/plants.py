@@ -241,7 +241,7 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
             "(*report.outcomes, outcome, outcome))",
             "schedules",
         ),
-        "a directory without a lock": ("with FileLock(", "with contextlib.nullcontext(", "schedules"),
+        "a lock that no other command knows": ('".comparison.lock"', 'f"{time.time_ns()}.lock"', "schedules"),
         "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]', "schedules"),
         "out of memory beside others is final": (
             "                alone.append(rows[outcome.configuration])",

@@ -427,7 +427,7 @@ def main() -> None:
             one = play(seed, Path(directory))
             seen.update(["schedules", *one.seen])
             if one.found or arguments.schedules == 1:
-                texts = [text for _, *ended in one.shown for text in ended]
+                texts = [text.replace(directory, "") for _, *ended in one.shown for text in ended]
                 print(one.schedule, *one.machine.log, *texts, sep="\n")
             if one.found:
                 findings += 1

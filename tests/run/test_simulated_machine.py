@@ -1,6 +1,5 @@
 """Whole comparisons on a simulated machine, with faults drawn from seeds: see tests/simulate.py."""
 
-import re
 import subprocess
 import sys
 
@@ -21,12 +20,10 @@ def simulate(*flags):
 
 
 def test_schedules():
-    counted = simulate("--schedules", "100").splitlines()[-2]
+    counted = simulate("--schedules", "80").splitlines()[-2]
     assert not [name for name in COUNTED if f"{name}: " not in counted], counted
 
 
 def test_a_seed_replays_exactly():
-    first, again = (
-        re.sub("/tmp[^/]+|[0-9.]+ schedules per.*", "", simulate("--seed", "7", "--schedules", "1")) for _ in "12"
-    )
-    assert first == again
+    first, again = (simulate("--seed", "7", "--schedules", "1").splitlines() for _ in range(2))
+    assert first[:-1] == again[:-1]  # the last one has the real time
