@@ -216,6 +216,7 @@ class Machine:
         lifetime.own_name.cache_clear()
         with self._installed():
             ended = self._typed(words)
+            (self.place / "out" / ".comparison.lock").unlink(missing_ok=True)  # the end of a process releases its locks
             self.log.append(("session", ended[0]))
             self.events, self.started = [], self.now
             left = [process.command for process in self.alive() if process.environment]
