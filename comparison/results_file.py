@@ -21,14 +21,14 @@ def write_results(report: Report, directory: Path) -> None:
     write_json({**values, "sha256": json_checksum(values)}, directory / "results.json")
 
 
-def without_home(value):
+def without_home(value, home=None):
     """Return a copy of a JSON value in which ~ replaces the home directory, as its path contains the user's name."""
+    home = home or os.path.expanduser("~")  # itself where the user has none
     if isinstance(value, str):
-        home = os.path.expanduser("~")  # itself where the user has none
         return value.replace(f"{home}/", "~/") if len(home) > 1 else value
     if isinstance(value, dict):
-        return {key: without_home(item) for key, item in value.items()}
-    return [without_home(item) for item in value] if isinstance(value, list) else value
+        return {key: without_home(item, home) for key, item in value.items()}
+    return [without_home(item, home) for item in value] if isinstance(value, list) else value
 
 
 def read_results(path: Path) -> Report:

@@ -1,4 +1,4 @@
-"""Plants mistakes into the GPU code, one at a time, each of which has to be detected by a given test.
+"""Plants mistakes into the GPU code and the runs of a comparison, one at a time. A given test has to detect each.
 
     python tests/plants.py
     python tests/plants.py "no set_device" "one call instead of twenty"
@@ -23,8 +23,12 @@ import pytest
 PROJECT = Path(__file__).resolve().parent.parent
 COPIED = ("common", "comparison", "tests", "docs", "benchmarks")
 SECONDS = 240  # time limit for a plant's tests, and for all tests without a plant
-TIMES, RANKS, PRETENDED = (
-    f"tests/{name}.py" for name in ("engine/test_gpu_times", "ranks/test_gpu_ranks", "machine/test_pretended_gpus")
+TIMES, RANKS, PRETENDED, SIMULATED = (
+    f"tests/{name}.py"
+    for name in (
+        *("engine/test_gpu_times", "ranks/test_gpu_ranks", "machine/test_pretended_gpus"),
+        "run/test_simulated_machine",
+    )
 )
 OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, replacement, -k expression of the tests)
     ("common/engine/timing.py", TIMES): {
@@ -223,6 +227,91 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
     },
     ("comparison/run/turns.py", "tests/run/test_turns.py"): {
         "turns without memory": ("free > ROOM * max(measured, default=need)", "free > 0", "fit_onto")
+    },
+    ("comparison/run/session.py", SIMULATED): {
+        "a run is on disk after the next": (
+            "            write_results(report, output.directory)\n            _tell_run",
+            "            _tell_run",
+            "schedules",
+        ),
+        "--resume drops what ran out of memory": ('in ("ok", OUT_OF_MEMORY))', 'in ("ok",))', "schedules"),
+        "--resume keeps what failed": ('if outcome.status in ("ok", OUT_OF_MEMORY))', ")", "schedules"),
+        "a run is counted twice": (
+            "(*report.outcomes, outcome))",
+            "(*report.outcomes, outcome, outcome))",
+            "schedules",
+        ),
+        "a lock that no other command knows": ('".comparison.lock"', 'f"{time.time_ns()}.lock"', "schedules"),
+        "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]', "schedules"),
+        "out of memory beside others is final": (
+            "                alone.append(rows[outcome.configuration])",
+            "                yield outcome",
+            "schedules",
+        ),
+        "the time before an interruption is free": (
+            "used, longest = spent(report)",
+            "used, longest = 0.0, 0.0",
+            "schedules",
+        ),
+    },
+    ("comparison/run/session.py", "tests/run/test_session.py"): {
+        "a finished comparison needs no other block": (
+            "    report = with_next_block(report, *spent(report))  #",
+            "    #",
+            "last_planned_run",
+        )
+    },
+    ("comparison/run/stopping.py", SIMULATED): {
+        "a budget without end": (
+            "if limited and used + _seconds_of(names, report, block_seconds) > budget:",
+            "if False:",
+            "schedules",
+        ),
+        "disturbed blocks are not repeated": ("- len(report.disturbed_blocks) < blocks", "< blocks", "schedules"),
+    },
+    ("comparison/record.py", SIMULATED): {
+        "a block that was set aside counts": ("or run.block not in self.set_aside]", "or True]", "schedules")
+    },
+    ("comparison/outcomes.py", SIMULATED): {
+        "no block is disturbed": ("return self.share > MOST_FOREIGN", "return False", "schedules")
+    },
+    ("comparison/plan/plan.py", SIMULATED): {
+        "all blocks have one order": ("shuffle.sample(names, len(names))]", "names]", "schedules")
+    },
+    ("comparison/run/turns.py", SIMULATED): {
+        "a killed script": ("                self._oom_kills = oom_kills()\n", "", "schedules"),
+        "no time limit": ("            if look > end:", "            if False:", "schedules"),
+        "a time limit that counts the waiting": ("self._timeout - self._wall_seconds)", "self._timeout)", "schedules"),
+        "rows train at the same time": (
+            "                waiting.append(run)",
+            "                run._gate.start_turn()\n                waiting.append(run)",
+            "schedules",
+        ),
+        "turns in one order": ("in shuffle.sample(waiting, len(waiting)):", "in waiting:", "schedules"),
+        "a killed run is out of memory": ("and oom_kills() > self._oom_kills:", "and True:", "schedules"),
+        "other programs are not seen": (
+            "max(0.0, self._foreign_seconds)",
+            "min(0.0, self._foreign_seconds)",
+            "schedules",
+        ),
+    },
+    ("comparison/run/launch.py", SIMULATED): {
+        "a run's other sessions stay": ("            kill_tagged(tag)", "            pass", "schedules"),
+        "a run that ignores SIGTERM stays": (
+            "            os.killpg(child.pid, signal.SIGKILL)",
+            "            pass",
+            "schedules",
+        ),
+    },
+    ("common/files/writing.py", SIMULATED): {
+        "a full disk leaves half a file": ("        Path(part.name).unlink(missing_ok=True)\n", "", "schedules")
+    },
+    ("compare_parallel.py", SIMULATED): {
+        "Ctrl-C is success": (
+            'Run the same command with --resume to continue.", file=sys.stderr)\n        raise',
+            'Run the same command with --resume to continue.", file=sys.stderr)',
+            "schedules",
+        )
     },
 }
 

@@ -34,7 +34,7 @@ from comparison.run.forecast import (
 )
 from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.scripts import ScriptRun, slices_of
-from comparison.run.stopping import expectation, look, with_another_block
+from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
 
@@ -104,6 +104,7 @@ def run_comparison(report: Report, shared_flags: list[str], output: Output) -> R
 
     Blocks are added if one was disturbed or a budget allows more. results.json is up to date before each run.
     """
+    report = with_next_block(report, *spent(report))  # it was interrupted before this was decided
     _announce(report)
     remove_torn([output.directory / "results.json"])
     remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
@@ -153,7 +154,7 @@ def _run_blocks(report, output):
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
-    used, longest = (report.looks[-1][1] * budget if report.looks else 0.0), 0.0
+    used, longest = spent(report)
     while report.left:
         block, start = report.left[0][0], time.perf_counter()
         for outcome in run_block(report, block, output.runs):
@@ -161,13 +162,11 @@ def _run_blocks(report, output):
             write_results(report, output.directory)
             _tell_run(report, outcome, guesses)
         seconds = time.perf_counter() - start
-        used, longest = used + seconds, max(longest, seconds)
+        used, longest = used + seconds, max(longest, seconds, spent(report)[1])
         if report.fitted and (smaller := fit_again(report, output)):
             report = smaller
             continue
-        report = look(report, used, longest)
-        if not report.left:
-            report = with_another_block(report, used, longest)
+        report = with_next_block(report, used, longest)
         write_results(report, output.directory)
         if block in report.disturbed_blocks:
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)

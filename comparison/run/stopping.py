@@ -27,6 +27,21 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
     return f"{allowed}. It ends earlier if every row is decided."
 
 
+def spent(report: Report) -> tuple[float, float]:
+    """Return the seconds that all blocks have taken so far, and those of the longest, by what is on disk."""
+    seconds: dict[int, float] = {}
+    for run in report.outcomes:
+        seconds[run.block] = seconds.get(run.block, 0.0) + run.wall_seconds
+    looked = report.looks[-1][1] * (report.settings["budget"] or 0.0) if report.looks else 0.0
+    return max(looked, sum(seconds.values())), max(seconds.values(), default=0.0)
+
+
+def with_next_block(report: Report, used: float, block_seconds: float) -> Report:
+    """Return the report with the look() at its blocks and, if all have run and more are needed, another block."""
+    report = look(report, used, block_seconds)
+    return report if report.left else with_another_block(report, used, block_seconds)
+
+
 def look(report: Report, used: float, block_seconds: float) -> Report:
     """Record an interim analysis after a complete block, if only a budget ends the comparison.
 

@@ -104,6 +104,7 @@ class Run(contextlib.ExitStack):
         stolen = stolen_seconds()
         with self._cards.watching(self._processes):
             if self._child is None:
+                self._oom_kills = oom_kills()
                 self._begin()
             else:
                 self._go_on()
@@ -130,7 +131,6 @@ class Run(contextlib.ExitStack):
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.unlink(missing_ok=True)  # an old result must not pass for that of this run
-        self._oom_kills = oom_kills()
         directory = self.enter_context(temporary_directory())
         self._gate = self.enter_context(contextlib.closing(Gate(directory)))
         turns = self._gate.environment if self._one_node else {}  # other nodes cannot see the gate

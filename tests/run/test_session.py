@@ -27,7 +27,6 @@ from comparison.show.terminal import terminal_text
 from tests.reports import PROBE, configuration, each_epoch, report_of, runs
 
 STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
-ROOM = [{"device": "cpu", "peak_bytes": 10, "free_bytes": 1000}]
 
 
 @pytest.fixture
@@ -45,50 +44,36 @@ def answers(monkeypatch):
 
 @pytest.fixture
 def made_up(monkeypatch, tmp_path, answers):
-    """run(stop=3), calls: compare two rows in two blocks, interrupted at the third run; the calls of all runs.
-
-    If the probe allows turns, the runs of a block end in reverse order.
-    """
+    """run(stop=3): compare two rows in two blocks, not in turns, interrupted at the third run."""
     rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
     made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
-    calls = []
+    left = 0
 
-    def run_once(row, block, seed, directory, timeout):
-        on_disk = read_results(tmp_path / "results.json").outcomes if calls else ()
-        calls.append((row.name, block, seed, len(on_disk)))
-        if len(calls) == stop_at:
+    def run_once(row, block, *_):
+        nonlocal left
+        left -= 1
+        if not left:
             raise KeyboardInterrupt
         return made[row.name, block]
 
-    def take_turns(runs, seed, need):
-        for row in reversed(runs):
-            yield session.run_once(*row)
-
-    stop_at = None
     monkeypatch.setattr(session, "run_once", run_once)
-    monkeypatch.setattr(session, "Run", lambda *arguments: arguments)
-    monkeypatch.setattr(session, "take_turns", take_turns)
     answers()
     order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
     report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe=None)
 
     def run(stop=None, resume=None, **settings):
-        nonlocal stop_at
-        stop_at = stop
-        calls.clear()
+        nonlocal left
+        left = stop or -1
         wanted = replace(report, settings={**report.settings, **settings})
         wanted = continued(wanted, resume) if resume else wanted
         with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
             return run_comparison(wanted, ["--epochs", "3"], output_to(tmp_path))
 
-    return run, calls
+    return run
 
 
-def test_every_run_is_on_disk_before_the_next(made_up, tmp_path, capsys):
-    run, calls = made_up
-    report = run()
-    assert calls == [("ddp", 1, 42, 0), ("single", 1, 42, 1), ("single", 2, 43, 2), ("ddp", 2, 43, 3)]
-    assert read_results(tmp_path / "results.json") == report and len(report.outcomes) == 4 and not report.in_turns
+def test_progress_is_printed(made_up, capsys):
+    made_up()
     output = capsys.readouterr().out
     assert "not in turns: how much memory they need is not known\n" in output
     assert output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: ddp, single\n")
@@ -97,19 +82,6 @@ def test_every_run_is_on_disk_before_the_next(made_up, tmp_path, capsys):
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
-
-
-def test_resume_repeats_the_runs_of_a_block_without_a_result(made_up, answers, tmp_path):
-    run, calls = made_up
-    answers(memory=ROOM)
-    report = run()
-    assert calls == [("single", 1, 42, 0), ("ddp", 1, 42, 1), ("ddp", 2, 43, 2), ("single", 2, 43, 3)]
-    assert report.in_turns and read_results(tmp_path / "results.json") == report
-    run(stop=4)
-    assert [outcome.configuration for outcome in read_results(tmp_path / "results.json").outcomes][2:] == ["ddp"]
-    asked = answers()  # the stored probe and the decision about turns are used again
-    report = run(resume=tmp_path / "results.json")
-    assert report.in_turns and [call[:3] for call in calls] == [("single", 2, 43)] and not asked
 
 
 def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, answers):
@@ -129,7 +101,7 @@ def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, an
 
 
 def test_flags_of_the_probe(made_up, answers):
-    run, _ = made_up
+    run = made_up
     asked = answers()
     for settings in ({}, {"project": ["2", "4"]}, {"project": ["2x1"], "link_gbps": 5.0}):
         run(**settings)
@@ -160,25 +132,20 @@ def test_a_comparison_does_not_continue_with_other_code(changed, tmp_path):
         continued(replace(report, outcomes=()), file)
 
 
-def test_an_interrupted_comparison_can_be_resumed(made_up, tmp_path, capsys):
-    (run, calls), file = made_up, tmp_path / "results.json"
+def test_an_interrupted_comparison_continues_only_with_equal_settings(made_up, tmp_path, capsys):
+    run, file = made_up, tmp_path / "results.json"
     run(stop=3)
-    report = read_results(file)
-    assert len(report.outcomes) == 2 and "INCOMPLETE: interrupted after 2 of 4 runs" in terminal_text(analyse(report))
-    assert "no interval: too few runs" in [entry.result for entry in analyse(report).rows]
-    report = run(resume=file)
-    assert [call[:3] for call in calls] == [("single", 2, 43), ("ddp", 2, 43)]
-    assert len(report.outcomes) == 4 and "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
-    first = replace(report.outcomes[0], status="failed")  # runs again
-    write_results(replace(report, outcomes=(first, *report.outcomes[1:])), tmp_path)
-    assert len(run(resume=file).outcomes) == 4 and [call[:2] for call in calls] == [("ddp", 1)]
+    assert "no interval: too few runs" in [entry.result for entry in analyse(read_results(file)).rows]
     for name, value, change in (("epochs", 9, "epochs 3 → 9"), ("seed", 1, "seed 42 → 1")):
         with pytest.raises(SuiteError, match=f"cannot resume: .*{change}"):
             run(resume=file, **{name: value})
+    capsys.readouterr()
+    assert len(run(resume=file).outcomes) == 4
+    assert "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
 
 
 def test_only_its_own_torn_files_are_deleted(made_up, tmp_path):
-    run, _ = made_up
+    run = made_up
     (tmp_path / "runs").mkdir()
     own = ["results.jsonab_12cd3.part", "runs/ddp-2.jsonabcdefgh.part"]
     foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdefgh.part"]
@@ -206,23 +173,6 @@ def started(monkeypatch, tmp_path):
     return started
 
 
-def interrupt(run, stop):
-    run(stop=stop)
-    raise KeyboardInterrupt
-
-
-def test_an_interrupted_comparison_is_shown(made_up, started, tmp_path, capsys):
-    run, _ = made_up
-    started(lambda: interrupt(run, 1), raises=KeyboardInterrupt)
-    assert "Interrupted before the first run had ended" in capsys.readouterr().err
-    assert not (tmp_path / "report.md").exists()
-    assert len(run(resume=tmp_path / "results.json").outcomes) == 4
-    started(lambda: interrupt(run, 3), raises=KeyboardInterrupt)
-    printed = capsys.readouterr()
-    assert "INCOMPLETE: interrupted after 2 of 4 runs" in printed.out and "--resume to continue" in printed.err
-    assert {"report.md", "results.csv"} <= {path.name for path in tmp_path.iterdir()}
-
-
 def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_others(started, tmp_path, capsys):
     def fails():
         raise HelperFailed(FAILED)
@@ -237,7 +187,7 @@ def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_other
 
 
 def test_a_new_comparison_keeps_earlier_files(made_up, started, tmp_path, capsys):
-    run, _ = made_up
+    run = made_up
     started(run)
     made = {path.name for path in tmp_path.iterdir()} - {".comparison.lock"} | {"curves.png"}
     (tmp_path / "runs").mkdir()
@@ -260,7 +210,7 @@ def test_a_new_comparison_keeps_earlier_files(made_up, started, tmp_path, capsys
 
 
 def test_foreign_files_are_kept_and_empty_comparisons_are_not(made_up, started, tmp_path):
-    run, _ = made_up
+    run = made_up
     run(stop=1)
     started(run)
     assert not [*tmp_path.glob("earlier-*")]
@@ -275,7 +225,7 @@ def test_foreign_files_are_kept_and_empty_comparisons_are_not(made_up, started, 
 
 
 def test_showing_again_keeps_earlier_files_and_copies_exactly(made_up, started, tmp_path):
-    run, _ = made_up
+    run = made_up
     started(run)
     file = tmp_path / "old.json"
     file.write_bytes((tmp_path / "results.json").read_bytes())
@@ -407,6 +357,14 @@ def test_resume_continues_the_interim_analyses(blocks, tmp_path):
         blocks(undecided, repeats=None, budget=130.0, stop_after=4)
     report = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
     assert [look[0] for look in report.looks] == [3, 4, 5, 6] and report.looks[-1][1] == 1.0
+
+
+def test_resume_after_the_last_planned_run_continues_within_the_budget(blocks, tmp_path):
+    report = blocks(undecided, repeats=None, budget=130.0)
+    write_results(replace(report, order=report.order[:6], outcomes=report.outcomes[:6], looks=()), tmp_path)
+    again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
+    assert (again.order, len(again.whole_blocks)) == (report.order, 6)
+    assert [look[0] for look in again.looks] == [3, 4, 5, 6] and again.looks[-1][1] == 1.0
 
 
 def half_width(report):

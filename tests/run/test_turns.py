@@ -126,32 +126,6 @@ def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, 
     assert sum(what == "end 3" for *_, what in written()) == 2
 
 
-def test_wall_time_and_timeout_count_only_a_rows_own_turns(rows):
-    runs, _ = rows
-    outcomes = take_turns(runs(a={"timeout": 2}, b={"fault": "time.sleep(2.5)"}), seed=1)
-    a, b = sorted(outcomes, key=lambda outcome: outcome.configuration)
-    assert a.exit_code == 0 and a.wall_seconds < 2 and b.wall_seconds > 2.5
-
-
-def test_foreign_cores_count_only_a_rows_own_turns(rows, monkeypatch):
-    turns = iter([100, 103, 200, 204, 300, 305, 400, 406])  # all processes, before and after each turn of the row
-    monkeypatch.setattr(turns_module, "busy_seconds", lambda: next(turns))
-    own = iter([*7 * [20], 33])  # this process's children: the row's 13 are counted when it has ended
-    monkeypatch.setattr(turns_module, "own_seconds", lambda: next(own))
-    runs, _ = rows
-    (outcome,) = take_turns(runs(a={}), seed=1)
-    assert outcome.foreign_cores * outcome.wall_seconds == pytest.approx(3 + 4 + 5 + 6 - 13)
-
-
-def test_stolen_time_is_that_of_the_worst_core(rows, monkeypatch):
-    turns = iter([number for turn in range(4) for number in (100 * turn, 100 * turn + turn)])
-    monkeypatch.setattr(turns_module, "stolen_seconds", lambda: {0: 0.0, 1: next(turns)})
-    monkeypatch.setattr(turns_module, "usable_cores", lambda: {0, 1})
-    runs, _ = rows
-    (outcome,) = take_turns(runs(a={}), seed=1)
-    assert outcome.stolen * outcome.wall_seconds == pytest.approx(0 + 1 + 2 + 3)
-
-
 def test_waiting_rows_leave_nothing_behind(rows, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
