@@ -319,6 +319,7 @@ class Fuzz:
         """Return the directory of an undisturbed run. Run it first if needed."""
         place = self.directory / program.replace(" ", "-")
         if program not in self.seconds:
+            shutil.rmtree(place, ignore_errors=True)  # of a run that did not end in time
             prepare(place, self.directory / "data")
             ended = run(Trial(program), place, self.marker, 0.0)
             if ended.code:
