@@ -148,14 +148,15 @@ STUBBORN = {  # what a run does once it has sent a signal to the comparison
 }
 
 
+@pytest.mark.parametrize("stops", [3, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("how", STUBBORN)
-def test_a_comparison_ends_in_time_whatever_its_runs_do(how, tmp_path, record_fault):
-    """50 times, with a grace of 0.1 s instead of 3 s, and so within 5 s instead of 8 s."""
+def test_a_comparison_ends_in_time_whatever_its_runs_do(how, stops, tmp_path, record_fault):
+    """With a grace of 0.1 s instead of 3 s, and so within 5 s instead of 8 s."""
     (tmp_path / "tmp").mkdir()
     start, longest = time.monotonic(), 0.0
     assert not attempt(pretended_comparison(tmp_path), tmp_path).code
     usual = time.monotonic() - start  # to draw the report; depends on what else the machine does
-    for number in range(50):
+    for number in range(stops):
         place, stop = tmp_path / str(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[number % 3]
         for name in ("out", "tmp"):
             (place / name).mkdir(parents=True)
@@ -168,4 +169,4 @@ def test_a_comparison_ends_in_time_whatever_its_runs_do(how, tmp_path, record_fa
         assert ended.err == "Interrupted. Run the same command with --resume to continue.\n"
         assert seconds < 5 + usual
         longest = max(longest, seconds)
-    record_fault(f"50 stops of a comparison whose run is {how}", ended.code, ended.err.strip(), longest)
+    record_fault(f"{stops} stops of a comparison whose run is {how}", ended.code, ended.err.strip(), longest)
