@@ -28,7 +28,7 @@ from common.machine.entry import run_script
 from common.settings.arguments import positive_float
 from tests.fixtures import child_environment
 
-NAMESPACES = ("unshare", "--mount", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child")
+NAMESPACES = ("unshare", "--mount", "--pid", "--ipc", "--net", "--fork", "--mount-proc", "--kill-child")
 SHM = Path("/dev/shm")
 LONG = (
     "ddp_train.py --spawn 2 --num-workers 2 --dataset synthetic-mnist --model mlp --train-size 9600 --batch-size 96 "
@@ -41,7 +41,7 @@ STOPPED = 128 + signal.SIGTERM
 
 def own_namespaces() -> None:
     """Run this program again in namespaces of its own, with an empty /dev/shm."""
-    mount = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
+    mount = 'mount -t tmpfs tmpfs /dev/shm && ip link set lo up && exec "$@"'
     os.environ["SOAK_NAMESPACES"] = "1"
     os.execvp(NAMESPACES[0], [*NAMESPACES, "sh", "-c", mount, "sh", sys.executable, *sys.argv])
 
