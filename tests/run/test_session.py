@@ -162,6 +162,7 @@ def test_only_its_own_torn_files_are_deleted(made_up, tmp_path):
 def started(monkeypatch, tmp_path):
     """started(run): start compare_parallel.py with `run` in place of its runs, and without figures."""
     monkeypatch.setattr(compare_parallel, "plan_comparison", lambda *_: (None, []))
+    monkeypatch.setattr(compare_parallel, "wait_for_others", lambda _: [])
     monkeypatch.setattr(shown.figures, "draw_all", lambda *_: [])
 
     def started(run, *flags, raises=None):
