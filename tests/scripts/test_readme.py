@@ -64,7 +64,7 @@ def test_the_committed_terminal_outputs_are_current():
 
 def test_projections_are_close_to_the_measurements():
     points = [(name, point) for name in COMPARISONS for point in analysis_of(name).projection.points]
-    errors = {(name, point.devices): point.error for name, point in points if point.error is not None}
+    errors = {(name, str(point.cluster)): point.error for name, point in points if point.error is not None}
     assert errors and all(abs(error) <= 0.15 for error in errors.values()), errors
 
 
