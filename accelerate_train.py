@@ -3,8 +3,8 @@
     accelerate launch --num_processes 2 accelerate_train.py --dataset mnist
     torchrun --standalone --nproc_per_node=2 accelerate_train.py --dataset mnist
 
-Without a GPU, use torchrun: `accelerate launch --num_processes 2` would start only one process. Accelerate is optional:
-pip install accelerate. The loop around train_step, with its timing, is common.engine.loop.train_one_epoch;
+Without GPUs, use torchrun, because `accelerate launch --num_processes 2` starts only one process there. Accelerate is
+optional: pip install accelerate. The loop around train_step, with its timing, is common.engine.loop.train_one_epoch;
 train_by_hand() in benchmarks/overhead.py is the same loop in nine lines, without timing.
 """
 
@@ -19,7 +19,7 @@ from common.data.loaders import make_loaders
 from common.engine.run import ParallelContext, run
 from common.engine.step import LastGradient, build_loss, build_optimizer, to_device
 from common.models.build import build_model
-from common.ranks.exchange import make_accelerator, refuse_without_accelerate
+from common.ranks.exchange import check_accelerate, make_accelerator
 from common.ranks.start import start_ranks
 
 
@@ -56,4 +56,4 @@ def train(config, options, place):
 
 
 if __name__ == "__main__":
-    start_ranks(train, typed, refuse=refuse_without_accelerate, alone=True)
+    start_ranks(train, typed, refuse=check_accelerate, alone=True)

@@ -2,7 +2,9 @@
 
 import importlib
 import os
+import re
 
+import psutil
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
@@ -60,13 +62,20 @@ def describe_exchange(options) -> dict:
     return {"method": "-".join(["ddp", *notes]), "note": ", ".join(notes.values())}
 
 
-def refuse_without_accelerate(*_) -> None:
-    """Raise SuiteError (MACHINE) if Accelerate is not installed."""
+def check_accelerate(*_) -> None:
+    """Raise SuiteError (MACHINE) if Accelerate is not installed, and (USAGE) if its launcher started too few ranks."""
     try:
         importlib.import_module("accelerate")
     except ImportError:
         what, advice = "accelerate_train.py needs Hugging Face Accelerate", "type: pip install accelerate"
         raise SuiteError(what, "the package is not installed", advice, MACHINE) from None
+    parent = psutil.Process().parent()
+    launcher = " ".join(parent.cmdline()) if parent else ""
+    wanted = re.search(r"launch.* (--num[_-](?:processes|machines)[= ](?!1\b)\d+)", launcher)
+    if wanted and "RANK" not in os.environ:
+        found = f"without GPUs it ignores {wanted[1]}, so each machine would train alone"
+        advice = "type torchrun --nnodes=N --nproc_per_node=N accelerate_train.py"
+        raise SuiteError("accelerate launch started one process without ranks", found, advice, USAGE)
 
 
 def make_accelerator(place):

@@ -3,10 +3,14 @@
 import os
 import re
 import shutil
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from common.errors import SuiteError
+from common.ranks import exchange
 from common.ranks.launchers import become_rank, first_host
 from common.settings.command import begin_ranks
 from tests.fixtures import PROJECT
@@ -117,3 +121,28 @@ def test_the_command_of_a_kubernetes_example_trains(file, told, project, data_ro
     told = {name: value.format(port=free_port) for name, value in told.items()}
     done = project(script, *flags, "--figure-dir", tmp_path, launcher=launcher, environment=told)
     assert done.returncode == 0 and (tmp_path / "train.pt").exists(), done.stderr
+
+
+LAUNCH = "python /bin/accelerate launch"
+
+
+@pytest.mark.parametrize(
+    "launcher, rank, ignored",
+    [
+        (f"{LAUNCH} --num_machines 2 --machine_rank 0 accelerate_train.py", None, "--num_machines 2"),
+        (f"{LAUNCH} --num-processes=4 accelerate_train.py", None, "--num-processes=4"),
+        (f"{LAUNCH} --num_processes 1 --num_machines 1 accelerate_train.py", None, ""),
+        (f"{LAUNCH} accelerate_train.py", None, ""),
+        (f"{LAUNCH} --num_processes 2 accelerate_train.py", "1", ""),  # with GPUs, it starts ranks
+        ("bash", None, ""),
+    ],
+)
+def test_accelerate_launch_may_not_start_machines_that_train_alone(launcher, rank, ignored, monkeypatch):
+    pytest.importorskip("accelerate")
+    monkeypatch.delenv("RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("RANK", rank)
+    parent = SimpleNamespace(cmdline=launcher.split)
+    monkeypatch.setattr(exchange.psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
+    with pytest.raises(SuiteError, match=f"it ignores {ignored},") if ignored else nullcontext():
+        exchange.check_accelerate()
