@@ -82,6 +82,7 @@ def _run(program, files, calls):
     for number, file in enumerate(files[:2], start=1):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     signal.alarm(100)  # it kills a fork that hangs
     try:
         calls.count()
