@@ -84,7 +84,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent)
     if done.returncode < 0:
         found, advice = describe_exit(done.returncode), "try it again, or with a smaller --batch-size"
-        raise SuiteError(f"{module} exited without an error message", found, advice, FAILED)
+        raise SuiteError(f"{module} ended without a word", found, advice, FAILED)
     if done.returncode not in fine:
         raise HelperFailed(done.returncode)
     return done.stdout
@@ -120,5 +120,5 @@ def cause(exit_code: int, log: Path) -> str:
         if line.startswith("error: "):
             return line.removeprefix("error: ")
     if root_cause := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
-        return f"rank {root_cause[1]} exited without an error message; {describe_exit(int(root_cause[2]))}"
+        return f"rank {root_cause[1]} ended without a word; {describe_exit(int(root_cause[2]))}"
     return describe_exit(exit_code) if exit_code else "it ended without writing a result"

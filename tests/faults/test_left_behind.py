@@ -171,5 +171,5 @@ def test_a_killed_helper_process_is_named(tmp_path, marked):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
     assert err.startswith(
-        f"error: {HELPER} exited without an error message; signal 9 (SIGKILL), probably out of memory; try it "
+        f"error: {HELPER} ended without a word; signal 9 (SIGKILL), probably out of memory; try it "
     )

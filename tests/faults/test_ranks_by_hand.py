@@ -207,7 +207,7 @@ def test_ranks_that_see_one_gpu_each_must_see_different_ones(monkeypatch):
     assert together((gpu, {}, images), (gpu, {}, images)) == [None, None]
     numbers = iter([1, 1])
     assert together((gpu, {}, images), (gpu, {}, images)) == 2 * [
-        "each rank needs its own GPU; ranks 0 and 1 share GPU-1; start fewer ranks, or show each a GPU of its own"
+        "each rank needs its own GPU; ranks 0 and 1 share GPU-1; start fewer ranks, or give each its own GPU"
     ]
 
 
