@@ -25,14 +25,18 @@ from torch import nn
 
 from common.files.probe import Bucket
 from common.machine.entry import run_script
+from common.ranks.buckets import BUCKET, FIRST_BUCKET
 from comparison.cluster import ALONE, Cluster, Link, expected_maximum
 
 TABLE = Path(__file__).with_suffix(".toml")
 REACHED, REACHED_BY_TCP, REACHED_INSIDE = 0.78, 0.55, 0.8  # of the nominal speed
 START, START_BETWEEN = 0.0034, 0.0096  # milliseconds per message
 VARIATION = 0.02  # standard deviation of a rank's step ÷ its mean
-MIB = 2**20
-BUCKETS = {"25 MiB": (MIB, 25 * MIB), "64 MiB": (64 * MIB, 64 * MIB), "one": (math.inf, math.inf)}  # the first, others
+BUCKETS = {
+    "25 MiB": (FIRST_BUCKET, BUCKET),
+    "64 MiB": (64 * 2**20, 64 * 2**20),
+    "one": (math.inf, math.inf),
+}  # the first, others
 PIXELS = {"inception_v3": 299}  # else 224
 BERT_LAYERS, BERT_HIDDEN, BERT_ROWS = 12, 768, 30522 + 512 + 2  # J. Devlin et al., 2019: rows of the embeddings
 BACKWARD = 2 / 3  # of a step: a layer's backward pass takes about twice as long as its forward pass
@@ -97,11 +101,6 @@ def buckets_of(network: str, kind: str) -> list[Bucket]:
     return buckets
 
 
-def cluster_of(text: str) -> Cluster:
-    machines, devices = map(int, text.split("x"))
-    return Cluster(machines, devices)
-
-
 def efficiencies(system: dict, row: dict) -> Iterable[Row]:
     """Return the published and projected efficiency of each cluster that is larger than the row's base."""
     reached = REACHED_BY_TCP if system.get("tcp") else REACHED
@@ -115,7 +114,7 @@ def efficiencies(system: dict, row: dict) -> Iterable[Row]:
         return alone * (1 + VARIATION * expected_maximum(cluster.total)) + exposed
 
     for text, throughput in measured.items():
-        cluster, start = cluster_of(text), cluster_of(base)
+        cluster, start = Cluster.parse(text), Cluster.parse(base)
         if cluster.total > start.total:
             published = throughput / measured[base] / (cluster.total / start.total)
             yield Row(system["system"], row["what"], base, text, published, step(start) / step(cluster))

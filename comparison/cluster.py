@@ -32,11 +32,10 @@ class Cluster:
     @property
     def words(self) -> Sentence:
         """Such as "4 machines with 8 devices each"."""
-        devices = count(self.devices, "device")
-        machines = count(self.machines, "machine")
-        return (
-            devices if self.machines == 1 else say("{machines} with {devices} each", machines=machines, devices=devices)
-        )
+        devices, machines = count(self.devices, "device"), count(self.machines, "machine")
+        if self.machines == 1:
+            return devices
+        return say("{machines} with {devices} each", machines=machines, devices=devices)
 
     def __str__(self) -> str:
         return f"{self.machines}x{self.devices}" if self.machines > 1 else str(self.devices)

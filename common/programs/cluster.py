@@ -18,9 +18,9 @@ from common.errors import MACHINE, SuiteError
 from common.files.checksums import CODE, code_checksum, file_checksum
 from common.machine.cores import available_cores
 from common.machine.memory import free_memory
-from common.programs.diagnosis import Cluster, problems, slow_links, slow_ranks, table
+from common.programs.diagnosis import Job, problems, slow_links, slow_ranks, table
 from common.ranks.group import shutdown
-from common.ranks.links import Link, connect_all, find_interface, listen, measure
+from common.ranks.links import MeasuredLink, connect_all, find_interface, listen, measure
 from common.ranks.lost import torch_message
 from common.ranks.meet import from_environment, rank_device, rank_from_environment
 from common.ranks.roll import Roll
@@ -38,34 +38,34 @@ REPEATS = 3
 
 
 def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
-    """Examine the cluster as one of its ranks; rank 0 prints the result. Return the exit code, 0 or MACHINE.
+    """Examine the job as one of its ranks; rank 0 prints the result. Return the exit code, 0 or MACHINE.
 
     examine(): the `checks` of this machine alone and its `environment`, as JSON values.
     """
     rank, ranks = rank_from_environment()
     roll, began = Roll(rank, ranks), time.monotonic()
-    cluster = Cluster(roll.lost)
-    _end_after_limit(roll, cluster, began)
+    job = Job(roll.lost)
+    _end_after_limit(roll, job, began)
     roll.connect(COME_SECONDS)
-    _measure(roll, cluster, arguments, examine)
-    code = roll.call("end", _report(cluster, began) if rank == 0 else None)[0]
+    _measure(roll, job, arguments, examine)
+    code = roll.call("end", _report(job, began) if rank == 0 else None)[0]
     roll.leave()
     return code
 
 
-def _report(cluster, began):
-    found = problems(cluster)
+def _report(job, began):
+    found = problems(job)
     end = f"{count(len(found), 'problem')}, {time.monotonic() - began:.0f} s"
-    print(table(cluster), *found, end, sep="\n", flush=True)
+    print(table(job), *found, end, sep="\n", flush=True)
     return MACHINE if found else 0
 
 
-def _end_after_limit(roll, cluster, began):
+def _end_after_limit(roll, job, began):
     """End this process after LIMIT, as a file system that does not answer cannot be interrupted otherwise."""
 
     def end():
         if roll.rank == 0:
-            _report(cluster, began)
+            _report(job, began)
         what = f"rank {roll.rank} on {socket.gethostname()} hangs"
         error = SuiteError(what, f"it did not {roll.step} within {LIMIT:g} s", "look there what it waits for", MACHINE)
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -76,20 +76,20 @@ def _end_after_limit(roll, cluster, began):
     timer.start()
 
 
-def _measure(roll, cluster, arguments, examine):
-    """Fill in the cluster step by step, the same on every rank."""
-    cluster.hosts = roll.call("come", socket.gethostname(), COME_SECONDS)
-    device, record = _examine(roll.rank, cluster.hosts, arguments, examine)
-    cluster.records = roll.call("examine its node", record, EXAMINE_SECONDS)
-    others = [node for node in cluster.nodes if node != roll.rank] if roll.rank in cluster.nodes else []
-    connections, errors = connect_all({node: cluster.place(node) for node in others if cluster.place(node)})
+def _measure(roll, job, arguments, examine):
+    """Fill in the job step by step, the same on every rank."""
+    job.hosts = roll.call("come", socket.gethostname(), COME_SECONDS)
+    device, record = _examine(roll.rank, job.hosts, arguments, examine)
+    job.records = roll.call("examine its node", record, EXAMINE_SECONDS)
+    others = [node for node in job.nodes if node != roll.rank] if roll.rank in job.nodes else []
+    connections, errors = connect_all({node: job.place(node) for node in others if job.place(node)})
     for receiver, found in roll.call("connect to the others", [*errors.items()]).items():
-        cluster.unreachable |= {(sender, receiver): error for sender, error in found}
-    _measure_links(roll, cluster, connections)
-    if not any("fault" in record for record in cluster.records.values()):  # every rank has a device
-        _compute(roll, cluster, device)
-        if cluster.is_connected():
-            _all_reduce(roll, cluster, device)
+        job.unreachable |= {(sender, receiver): error for sender, error in found}
+    _measure_links(roll, job, connections)
+    if not any("fault" in record for record in job.records.values()):  # every rank has a device
+        _compute(roll, job, device)
+        if job.is_connected():
+            _all_reduce(roll, job, device)
 
 
 def _examine(rank, hosts, arguments, examine):
@@ -118,10 +118,10 @@ def _software(environment):
     return {name: value for name, value in (environment or {}).items() if name not in ("cores", "cpu")}
 
 
-def _measure_links(roll, cluster, connections):
+def _measure_links(roll, job, connections):
     """Measure the links between all nodes. In each round, every node receives from one and sends to another."""
-    nodes = cluster.nodes
-    wanted = {(sender, receiver) for sender in nodes for receiver in nodes} - cluster.unreachable.keys()
+    nodes = job.nodes
+    wanted = {(sender, receiver) for sender in nodes for receiver in nodes} - job.unreachable.keys()
     seconds = min(TRANSFER_SECONDS, 1 / max(1, len(nodes) - 1))
     for _ in range(LINK_ATTEMPTS):
         found = []
@@ -133,8 +133,8 @@ def _measure_links(roll, cluster, connections):
             for sender in (one for one in connections if (one, roll.rank) in turns):
                 found.append([sender, *_measured(connections[sender], seconds)])
         for receiver, links in roll.call("measure its links", found, LINK_SECONDS).items():
-            cluster.add_links(receiver, links)
-        if not (wanted := slow_links(cluster.links)):
+            job.add_links(receiver, links)
+        if not (wanted := slow_links(job.links)):
             break
 
 
@@ -142,22 +142,22 @@ def _measured(connection, seconds):
     try:
         return measure(connection, seconds)
     except OSError:
-        return Link(math.inf, 0.0, 0.0)
+        return MeasuredLink(math.inf, 0.0, 0.0)
 
 
-def _compute(roll, cluster, device):
+def _compute(roll, job, device):
     """Let every rank do the same work several times, and keep its shortest time."""
     torch.set_num_threads(1)  # the number of cores is compared by itself
-    hosts, best = [*dict.fromkeys(cluster.hosts.values())], math.inf
-    number, groups = hosts.index(cluster.hosts[roll.rank]), min(GROUPS, len(hosts))
+    hosts, best = [*dict.fromkeys(job.hosts.values())], math.inf
+    number, groups = hosts.index(job.hosts[roll.rank]), min(GROUPS, len(hosts))
     for attempt in range(COMPUTE_ATTEMPTS):
         for group in range(groups):
             roll.call("compute")
             if group == number % groups:
                 best = min(best, _work(device))
-        cluster.computing = roll.call("compute", best)
-        spent = attempt * max(cluster.computing.values())
-        if spent > COMPUTE_SECONDS or (attempt and not slow_ranks(cluster.computing)):
+        job.computing = roll.call("compute", best)
+        spent = attempt * max(job.computing.values())
+        if spent > COMPUTE_SECONDS or (attempt and not slow_ranks(job.computing)):
             break
 
 
@@ -171,7 +171,7 @@ def _work(device):
     return time.perf_counter() - start
 
 
-def _all_reduce(roll, cluster, device):
+def _all_reduce(roll, job, device):
     """Time all-reduces between all ranks in another thread, as those that hang cannot be interrupted."""
     outcome = [f"not ended after {ALL_REDUCE_SECONDS:g} s"]
 
@@ -184,7 +184,7 @@ def _all_reduce(roll, cluster, device):
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(ALL_REDUCE_SECONDS)
-    cluster.all_reduce = roll.call("finish an all-reduce", outcome[0])
+    job.all_reduce = roll.call("finish an all-reduce", outcome[0])
 
 
 def _all_reduce_seconds(roll, device):

@@ -1,4 +1,4 @@
-"""From what was measured to lines of output: the checks of one machine, and the diagnosis of a cluster."""
+"""From what was measured to lines of output: the checks of one machine, and the diagnosis of a job."""
 
 import math
 import statistics
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tabulate import tabulate
 
-from common.ranks.links import Interface, Link, is_loopback
+from common.ranks.links import Interface, MeasuredLink, is_loopback
 from common.words import count
 
 OK, NOTE, BAD = "ok", "note", "bad"
@@ -38,14 +38,14 @@ class Check:
 
 
 @dataclass
-class Cluster:
+class Job:
     """What the ranks found. A dictionary's key is the rank; a node is known by the lowest of its ranks that came."""
 
     lost: dict[int, str]  # rank → the step that it did not do in time
     hosts: dict[int, str] = field(default_factory=dict)
     records: dict[int, dict] = field(default_factory=dict)
     unreachable: dict[Pair, str] = field(default_factory=dict)  # error of the receiver, which connects
-    links: dict[Pair, Link] = field(default_factory=dict)
+    links: dict[Pair, MeasuredLink] = field(default_factory=dict)
     computing: dict[int, float] = field(default_factory=dict)  # seconds
     all_reduce: dict[int, list[float] | str] = field(default_factory=dict)  # seconds by size, or an error
 
@@ -71,11 +71,11 @@ class Cluster:
         return not self.unreachable and (len(self.nodes) < 2 or all(map(self.place, self.nodes)))
 
     def add_links(self, receiver: int, found: Iterable) -> None:
-        """Add links as [sender, *Link]. Of a link measured before, the better values count."""
+        """Add links as [sender, *MeasuredLink]. Of a link measured before, the better values count."""
         for sender, *values in found:
-            new, old = Link(*values), self.links.get((sender, receiver), Link(*values))
+            new, old = MeasuredLink(*values), self.links.get((sender, receiver), MeasuredLink(*values))
             clock = new.clock if new.round_trip < old.round_trip else old.clock
-            better = Link(min(new.round_trip, old.round_trip), max(new.speed, old.speed), clock)
+            better = MeasuredLink(min(new.round_trip, old.round_trip), max(new.speed, old.speed), clock)
             self.links[sender, receiver] = better
 
 
@@ -87,7 +87,7 @@ def slow_ranks(computing: dict[int, float]) -> list[int]:
     return [rank for rank, seconds in computing.items() if seconds >= limit]
 
 
-def typical(links: dict[Pair, Link]) -> tuple[float, float]:
+def typical(links: dict[Pair, MeasuredLink]) -> tuple[float, float]:
     """Return the typical round trip and speed: the median of what each node has with its best neighbour.
 
     One bad node is in most pairs of a small cluster, so the median of all pairs would be bad as well.
@@ -98,7 +98,7 @@ def typical(links: dict[Pair, Link]) -> tuple[float, float]:
     return round_trip, statistics.median_low(max(link.speed for link in some) for some in own)
 
 
-def slow_links(links: dict[Pair, Link]) -> set[Pair]:
+def slow_links(links: dict[Pair, MeasuredLink]) -> set[Pair]:
     if not links:
         return set()
     round_trip, speed = typical(links)
@@ -117,52 +117,52 @@ def by_node(pairs: Iterable[Pair]) -> Iterator[tuple[int, list[int]]]:
         left = {pair for pair in left if worst not in pair}
 
 
-def problems(cluster: Cluster) -> list[Check]:
+def problems(job: Job) -> list[Check]:
     """Return a bad Check for everything that would make a training wrong, hang or slow."""
-    found = (problem for judge in JUDGES for problem in judge(cluster))
+    found = (problem for judge in JUDGES for problem in judge(job))
     return [Check(f"{node}, {what}", BAD, cause, advice) for node, what, cause, advice in found]
 
 
-def _lost(cluster):
-    for rank, step in cluster.lost.items():
+def _lost(job):
+    for rank, step in job.lost.items():
         advice = "see whether its process runs there, its log, and whether it reaches MASTER_ADDR and MASTER_PORT"
-        yield cluster.label(rank), "no answer", f"it did not {step} in time", advice
+        yield job.label(rank), "no answer", f"it did not {step} in time", advice
 
 
-def _own_checks(cluster):
+def _own_checks(job):
     """What a node found out alone."""
-    for node in cluster.nodes:
-        for check in cluster.records[node]["checks"]:
+    for node in job.nodes:
+        for check in job.records[node]["checks"]:
             if check["status"] == BAD:
-                yield cluster.label(node), check["name"], check["found"], check["advice"]
-    for rank, record in cluster.records.items():
+                yield job.label(node), check["name"], check["found"], check["advice"]
+    for rank, record in job.records.items():
         if "fault" in record:
-            yield cluster.label(rank), "device", *record["fault"].rsplit("; ", 1)
+            yield job.label(rank), "device", *record["fault"].rsplit("; ", 1)
 
 
-def _data(cluster):
+def _data(job):
     """A data set that only some nodes have. The checksums of those that are there have been checked."""
     sets = defaultdict(dict)  # name → node → check; a node without torch has not looked
-    for node in cluster.nodes:
-        for check in cluster.records[node]["checks"]:
+    for node in job.nodes:
+        for check in job.records[node]["checks"]:
             if check["name"].startswith("data: "):
                 sets[check["name"]][node] = check
     for name, checks in sets.items():
-        some = [cluster.label(node) for node, check in checks.items() if check["status"] == OK]
+        some = [job.label(node) for node, check in checks.items() if check["status"] == OK]
         for node, check in checks.items():
             if some and check["status"] == NOTE:
                 found = f"{check['found']}, but {some[0]} has it"
-                yield cluster.label(node), name, found, "copy it there, or name a directory that all nodes see"
+                yield job.label(node), name, found, "copy it there, or name a directory that all nodes see"
 
 
-def _files(cluster):
-    for node, found in _unusual({node: cluster.records[node]["files"] for node in cluster.nodes}):
-        yield cluster.label(node), "files", found, "copy them, or name a directory that all nodes see"
+def _files(job):
+    for node, found in _unusual({node: job.records[node]["files"] for node in job.nodes}):
+        yield job.label(node), "files", found, "copy them, or name a directory that all nodes see"
 
 
-def _software(cluster):
-    for node, found in _unusual({node: cluster.records[node]["software"] for node in cluster.nodes}):
-        yield cluster.label(node), "software", found, "start all ranks from one environment and one copy of the code"
+def _software(job):
+    for node, found in _unusual({node: job.records[node]["software"] for node in job.nodes}):
+        yield job.label(node), "software", found, "start all ranks from one environment and one copy of the code"
 
 
 def _unusual(values: dict[int, dict]) -> Iterator[tuple[int, str]]:
@@ -175,89 +175,89 @@ def _unusual(values: dict[int, dict]) -> Iterator[tuple[int, str]]:
             yield node, "; ".join(f"{name} {own.get(name)} instead of {usual[name]}" for name in different)
 
 
-def _cores(cluster):
-    every = cluster.records.values()
+def _cores(job):
+    every = job.records.values()
     usual = {name: statistics.median_high(record[name] for record in every) for name in UNITS if every}
-    for rank, record in cluster.records.items():
+    for rank, record in job.records.items():
         fewer = [name for name in UNITS if record[name] < usual[name]]
         if fewer:
             found = ", ".join(f"{count(record[name], UNITS[name])}, elsewhere {usual[name]:g}" for name in fewer)
             advice = "see taskset -p, --cpus-per-task, the container's limit and OMP_NUM_THREADS there"
-            yield cluster.label(rank), "cores", found, advice
+            yield job.label(rank), "cores", found, advice
 
 
-def _memory(cluster):
-    for node in cluster.nodes:
-        free = cluster.records[node]["memory"]
+def _memory(job):
+    for node in job.nodes:
+        free = job.records[node]["memory"]
         if free < LEAST_MEMORY:
             found = f"{free / 1e6:,.0f} MB free"
-            yield cluster.label(node), "memory", found, "end other programs there (top), or allow the job more"
+            yield job.label(node), "memory", found, "end other programs there (top), or allow the job more"
 
 
-def _interface(cluster):
-    for node in cluster.nodes if len(cluster.nodes) > 1 else ():
-        if cluster.place(node):
+def _interface(job):
+    for node in job.nodes if len(job.nodes) > 1 else ():
+        if job.place(node):
             continue
-        found = Interface(*cluster.records[node]["interface"])
+        found = Interface(*job.records[node]["interface"])
         cause = f"{found.variable}={found.chosen}" if found.chosen else "its host name"
         where = f"means {found.address or 'no address'}, where no other node reaches it"
-        yield cluster.label(node), "interface", f"{cause} {where}", f"type export {found.variable}={found.route} there"
+        yield job.label(node), "interface", f"{cause} {where}", f"type export {found.variable}={found.route} there"
 
 
-def _unreachable(cluster):
-    for node, others in by_node(cluster.unreachable):
-        error = next(error for pair, error in cluster.unreachable.items() if node in pair)
+def _unreachable(job):
+    for node, others in by_node(job.unreachable):
+        error = next(error for pair, error in job.unreachable.items() if node in pair)
         advice = "open all ports between the nodes (nft list ruleset), or name another interface"
-        found = f"no connection with {', '.join(map(cluster.label, others))}: {error}"
-        yield cluster.label(node), "firewall or route", found, advice
+        found = f"no connection with {', '.join(map(job.label, others))}: {error}"
+        yield job.label(node), "firewall or route", found, advice
 
 
-def _links(cluster):
-    slow = slow_links(cluster.links)
+def _links(job):
+    slow = slow_links(job.links)
     for node, others in by_node(slow):
-        some = [link for pair, link in cluster.links.items() if pair in slow and node in pair]
-        worst = Link(max(link.round_trip for link in some), min(link.speed for link in some), 0)
-        usual, names = Link(*typical(cluster.links), 0), ", ".join(map(cluster.label, others))
+        some = [link for pair, link in job.links.items() if pair in slow and node in pair]
+        worst = MeasuredLink(max(link.round_trip for link in some), min(link.speed for link in some), 0)
+        usual, names = MeasuredLink(*typical(job.links), 0), ", ".join(map(job.label, others))
         found = f"with {names} {_link(worst)}, typical are {_link(usual)}"
-        name = Interface(*cluster.records[node]["interface"]).name
+        name = Interface(*job.records[node]["interface"]).name
         advice = f"type ethtool {name} and ip -s link show {name} there; see cable, switch and other traffic"
-        yield cluster.label(node), "slow link", found, advice
+        yield job.label(node), "slow link", found, advice
 
 
 def _link(link):
     return f"{1000 * link.round_trip:.2f} ms and {8e-6 * link.speed:,.0f} Mbit/s"
 
 
-def clocks(cluster: Cluster) -> dict[int, float]:
+def clocks(job: Job) -> dict[int, float]:
     """Return by how many seconds each node's clock is ahead of the first node's."""
-    first = cluster.nodes[0] if cluster.nodes else 0
-    ahead = {sender: link.clock for (sender, receiver), link in cluster.links.items() if receiver == first}
+    first = job.nodes[0] if job.nodes else 0
+    ahead = {sender: link.clock for (sender, receiver), link in job.links.items() if receiver == first}
     return {first: 0.0, **ahead}
 
 
-def _clocks(cluster):
+def _clocks(job):
     """Clocks that differ from that of most nodes; a tie is the first node's."""
-    ahead = clocks(cluster)
+    ahead = clocks(job)
     usual = max(ahead.values(), key=lambda one: sum(abs(one - other) < CLOCK_SECONDS for other in ahead.values()))
     for node, seconds in ahead.items():
         if abs(seconds - usual) > CLOCK_SECONDS:
             found = f"{abs(seconds - usual):,.1f} s {'ahead' if seconds > usual else 'behind'}"
-            yield cluster.label(node), "clock", found, "type timedatectl, or chronyc tracking, there"
+            yield job.label(node), "clock", found, "type timedatectl, or chronyc tracking, there"
 
 
-def _computing(cluster):
-    for rank in slow_ranks(cluster.computing) if cluster.computing else ():
-        own, usual = cluster.computing[rank], statistics.median_low(cluster.computing.values())
+def _computing(job):
+    for rank in slow_ranks(job.computing) if job.computing else ():
+        own, usual = job.computing[rank], statistics.median_low(job.computing.values())
         found = f"the same work takes {1000 * own:.0f} ms instead of {1000 * usual:.0f}"
         advice = "type top, and nvidia-smi, there: other programs, heat or a power limit; or leave the node out"
-        yield cluster.label(rank), "slow node", found, advice
+        yield job.label(rank), "slow node", found, advice
 
 
-def _all_reduce(cluster):
-    for rank, outcome in cluster.all_reduce.items():
+def _all_reduce(job):
+    for rank, outcome in job.all_reduce.items():
         if isinstance(outcome, str):
             advice = "put NCCL_DEBUG=INFO, or TORCH_DISTRIBUTED_DEBUG=DETAIL, before the command, which says where"
-            yield cluster.label(rank), "all-reduce", outcome, advice
+            yield job.label(rank), "all-reduce", outcome, advice
 
 
 JUDGES = (
@@ -268,28 +268,28 @@ JUDGES = (
 # ---- the table
 
 
-def table(cluster: Cluster) -> str:
+def table(job: Job) -> str:
     """Return a row per node, and the times of an all-reduce between all ranks."""
-    ahead = clocks(cluster)
-    rows = [_row(cluster, node, ahead) for node in cluster.nodes]
-    done = [outcome for outcome in cluster.all_reduce.values() if not isinstance(outcome, str)]
+    ahead = clocks(job)
+    rows = [_row(job, node, ahead) for node in job.nodes]
+    done = [outcome for outcome in job.all_reduce.values() if not isinstance(outcome, str)]
     times = ", ".join(f"{1000 * seconds:.1f} ms" for seconds in done[0]) if done else "not measured"
     return f"{tabulate(rows, COLUMNS, 'plain', disable_numparse=True)}\nall-reduce of 4 KiB, 1 MiB, 16 MiB: {times}"
 
 
-def _row(cluster, node, ahead):
-    record = cluster.records[node]
-    here = [rank for rank in cluster.records if cluster.hosts[rank] == cluster.hosts[node]]
-    links = [link for pair, link in cluster.links.items() if pair[1] == node]
+def _row(job, node, ahead):
+    record = job.records[node]
+    here = [rank for rank in job.records if job.hosts[rank] == job.hosts[node]]
+    links = [link for pair, link in job.links.items() if pair[1] == node]
     interface = Interface(*record["interface"])
-    work = max(cluster.computing.get(rank, math.inf) for rank in here)
+    work = max(job.computing.get(rank, math.inf) for rank in here)
     return (
-        cluster.hosts[node],
+        job.hosts[node],
         ",".join(map(str, here)),
-        f"{min(cluster.records[rank]['cores'] for rank in here):g}",
+        f"{min(job.records[rank]['cores'] for rank in here):g}",
         f"{record['memory'] / 1e9:.1f} GB",
         f"{interface.address} {interface.name}".strip(),
-        _link(Link(max(one.round_trip for one in links), min(one.speed for one in links), 0)) if links else "–",
+        _link(MeasuredLink(max(one.round_trip for one in links), min(one.speed for one in links), 0)) if links else "–",
         f"{ahead[node]:+.3f} s" if node in ahead else "–",
         f"{1000 * work:.0f} ms" if work < math.inf else "–",
     )

@@ -49,20 +49,19 @@ from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer, to_device
-from common.engine.timing import CALLS, PhaseTimer, Stopwatch, block_seconds, command_start, synchronize
+from common.engine.timing import CALLS, Stopwatch, block_seconds, command_start, synchronize
 from common.errors import SuiteError, suppress_out_of_memory
-from common.files.probe import BlockTime, Bucket, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
+from common.files.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
 from common.machine.entry import run_script
 from common.machine.environment import available_devices, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent
 from common.machine.memory import free_memory, peak_resident_bytes
 from common.models.build import Network, block_names, build_network
+from common.ranks.buckets import gradient_buckets
 from common.ranks.group import shutdown
 
 SECONDS_PER_MEASUREMENT = 1.0
-# DistributedDataParallel's default bucket sizes in bytes (torch, nn/parallel/distributed.py)
-FIRST_BUCKET, BUCKET = 2**20, 25 * 2**20
 SHORT = 1024  # bytes; for a single number, gloo's all-reduce would send half as many messages
 
 
@@ -186,40 +185,6 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
 def _build(name, arguments, image_set, device):
     classes = len(image_set.classes)
     return build_network(name, image_set.image_shape, arguments.seed, arguments.precision, classes).to(device)
-
-
-def gradient_buckets(model: nn.Module, step: Callable[[], None], device: torch.device) -> tuple[Bucket, ...]:
-    """Return the buckets in which DistributedDataParallel would exchange a model's gradients. `step` trains it once.
-
-    DistributedDataParallel adds gradients to a bucket in the order of the backward pass until the bucket is full.
-    """
-    names = {parameter: str(number) for number, parameter in enumerate(model.parameters()) if parameter.requires_grad}
-    timer = PhaseTimer([device])  # replaced in every pass
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda parameter: timer.mark(names[parameter]))
-        for parameter in names
-    ]
-    passes = []
-    for _ in range(7):
-        timer = PhaseTimer([device])
-        timer.start()
-        step()
-        timer.mark("update")
-        synchronize([device])
-        passes.append({name: end for name, _, end in timer.spans()})
-    for hook in hooks:
-        hook.remove()
-    sizes = {name: parameter.nbytes for parameter, name in names.items() if name in passes[-1]}
-    *_, last = order = sorted(sizes, key=lambda name: passes[-1][name])
-    buckets: list[Bucket] = []
-    size = 0
-    for name in order:
-        size += sizes[name]
-        if name == last or size >= (BUCKET if buckets else FIRST_BUCKET):
-            left = statistics.median((ends[last] - ends[name]) / ends["update"] for ends in passes[2:])
-            buckets.append(Bucket(size, left))
-            size = 0
-    return tuple(buckets)
 
 
 def flop_per_image(model: Network, image_set: ImageSet) -> float | None:

@@ -29,7 +29,7 @@ class Interface(NamedTuple):
     route: str
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """A link from one node to another, as the receiver measured it."""
 
     round_trip: float  # seconds, the shortest of PINGS
@@ -150,8 +150,8 @@ def _connect(address, port, greeting):
     return connection
 
 
-def measure(connection: socket.socket, seconds: float) -> Link:
-    """Return the Link to a node, from transfers of twice as many bytes each, until one takes `seconds`.
+def measure(connection: socket.socket, seconds: float) -> MeasuredLink:
+    """Return the MeasuredLink to a node, from transfers of twice as many bytes each, until one takes `seconds`.
 
     Raises OSError if the other node sends nothing for WAIT_SECONDS.
     """
@@ -160,7 +160,7 @@ def measure(connection: socket.socket, seconds: float) -> Link:
     while taken < seconds:
         size *= 2
         taken, _ = _request(connection, size)
-    return Link(round_trip, size / taken, clock)
+    return MeasuredLink(round_trip, size / taken, clock)
 
 
 def _request(connection, size):

@@ -19,7 +19,7 @@ def results_of(name):
 
 def test_the_ranges_of_a_projection_are_those_of_the_committed_results():
     rows = [published.Row(**row) for row in results_of("published")["rows"]]
-    most = max(published.cluster_of(row.cluster).total for row in rows)
+    most = max(published.Cluster.parse(row.cluster).total for row in rows)
     assert (*cost_range([row.cost for row in rows]), len(rows), most) == NCCL_COSTS
     measured = results_of("links")
     found = links.all_forecasts(measured, RESULTS)

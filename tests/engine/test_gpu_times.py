@@ -9,6 +9,7 @@ from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, Stopwatch, block_seconds, synchronize
 from common.models.build import build_network
 from common.programs import probe
+from common.ranks.buckets import gradient_buckets
 from tests.fixtures import make_config, make_context, make_image_set, make_loaders
 from tests.pretended_gpus import pretended_gpus
 
@@ -217,7 +218,7 @@ def test_buckets_are_full_when_the_gpu_has_their_gradients():
         model = build_network("vgg", (3, 32, 32), 0).to(FIRST)
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
         step = probe.random_step(model, optimizer, make_image_set(channels=3), 2, FIRST)
-        buckets = probe.gradient_buckets(model, step, FIRST)
+        buckets = gradient_buckets(model, step, FIRST)
     total = sum(weight.nbytes for weight in model.parameters())
     assert sum(bucket.size for bucket in buckets) == total
     # when the first is full, three of six convolutions are left; with the update, a step takes 13 ms

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks import network
 from common.errors import SuiteError
-from common.programs.diagnosis import Cluster, by_node, problems, table
+from common.programs.diagnosis import Job, by_node, problems, table
 from common.ranks import links
-from common.ranks.links import Interface, Link, connect_all, listen, measure
+from common.ranks.links import Interface, MeasuredLink, connect_all, listen, measure
 from common.ranks.roll import Roll
 from tests.fixtures import PROJECT, child_environment
 
@@ -26,7 +26,7 @@ from tests.fixtures import PROJECT, child_environment
 DATA = {"name": "data: mnist", "status": "ok", "found": "whole, in data", "advice": ""}
 NO_DATA, DAMAGED = {**DATA, "status": "note", "found": "not in data"}, {**DATA, "status": "bad", "advice": "delete it"}
 NO_TORCH = {**DAMAGED, "name": "torch"}
-GOOD = Link(0.0002, 1e9, 0.0)
+GOOD = MeasuredLink(0.0002, 1e9, 0.0)
 LATE = GOOD._replace(round_trip=0.02)
 
 
@@ -40,14 +40,16 @@ def healthy(nodes=4):
         "files": {"f": "1"},
         "memory": 8e9,
     }
-    cluster = Cluster({}, {rank: f"n{rank}" for rank in range(nodes)})
+    cluster = Job({}, {rank: f"n{rank}" for rank in range(nodes)})
     for rank in range(nodes):
         interface = Interface("eth0", f"10.0.0.{rank}", "GLOO_SOCKET_IFNAME", "", "eth0")
         cluster.records[rank] = {**record, "interface": interface, "port": 4000}
         cluster.computing[rank] = 0.1 + 0.005 * (rank % 4)
         cluster.all_reduce[rank] = [0.001, 0.01, 0.1]
     pairs = ((sender, receiver) for sender in range(nodes) for receiver in range(nodes) if sender != receiver)
-    cluster.links = {pair: Link(0.0002 * (1 + sum(pair) % 3), 1e9 / (1 + 0.2 * (pair[0] % 4)), 0.01) for pair in pairs}
+    cluster.links = {
+        pair: MeasuredLink(0.0002 * (1 + sum(pair) % 3), 1e9 / (1 + 0.2 * (pair[0] % 4)), 0.01) for pair in pairs
+    }
     return cluster
 
 
@@ -74,7 +76,7 @@ def changed(nodes=4, **fields):
 
 NOWHERE = Interface("lo", "127.0.0.1", "GLOO_SOCKET_IFNAME", "lo", "eth0")
 JUDGED = [
-    (Cluster({1: "come"}), ["rank 1, no answer"]),  # nothing else is known yet
+    (Job({1: "come"}), ["rank 1, no answer"]),  # nothing else is known yet
     (healthy(1), []),
     (healthy(2), []),
     (healthy(), []),

@@ -20,6 +20,7 @@ from common.machine.cores import SHORT_SLICE
 from common.models.build import block_names, build_network
 from common.programs import probe
 from common.programs.weights import difference
+from common.ranks.buckets import gradient_buckets
 from tests.fixtures import HAS_SLICES, SHARES
 from tests.pretended_gpus import pretended_gpus
 
@@ -183,7 +184,7 @@ def test_buckets_are_those_of_ddp(name, tmp_path):
     model = build_network(name, (3, 32, 32), 0)
     images, cpu = SimpleNamespace(image_shape=(3, 32, 32), classes=IMAGES.classes), torch.device("cpu")
     step = probe.random_step(model, torch.optim.SGD(model.parameters(), 0.1), images, 4, cpu)
-    buckets = probe.gradient_buckets(model, step, cpu)
+    buckets = gradient_buckets(model, step, cpu)
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     exchanged = []
 
