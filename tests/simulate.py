@@ -417,6 +417,7 @@ def main() -> None:
     parser.add_argument("--seed", type=non_negative_int, default=1, metavar="N", help="the first one's (%(default)s)")
     arguments = parser.parse_args()
     gc.freeze()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
     start, findings, seen = real_seconds(), 0, Counter()
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:

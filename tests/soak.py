@@ -41,7 +41,7 @@ STOPPED = 128 + signal.SIGTERM
 
 def own_namespaces() -> None:
     """Run this program again in namespaces of its own, with an empty /dev/shm."""
-    mount = 'mount -t tmpfs tmpfs /dev/shm && ip link set lo up && exec "$@"'
+    mount = 'mount -t tmpfs tmpfs /dev/shm && ip link set lo up && "$@"; exit $?'  # the shell reaps orphans
     os.environ["SOAK_NAMESPACES"] = "1"
     os.execvp(NAMESPACES[0], [*NAMESPACES, "sh", "-c", mount, "sh", sys.executable, *sys.argv])
 
