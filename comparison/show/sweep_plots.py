@@ -72,7 +72,7 @@ def draw_scaling(analysis: Analysis):
         most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
         top = max(top, *(high for _, high in ends))
     if points and unit == 1:  # the projection is relative to one device
-        alone, *others = points
+        (alone, *others), shaded = points, render(say("range of the projection"))
         inside = [point for point in others if point.cluster.machines == 1]
         between = [point for point in others if point.cluster.machines > 1]
         for part, linestyle, how in ((inside, "-", []), (between, "--", [say("several machines")])):
@@ -82,7 +82,8 @@ def draw_scaling(analysis: Analysis):
                 places, speed_ups = [point.cluster.total for point in part], [point.speed_up for point in part]
                 axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
                 lows, highs = [point.low for point in part], [point.high for point in part]
-                axis.fill_between(places, lows, highs, color="#777777", alpha=0.15, linewidth=0)
+                axis.fill_between(places, lows, highs, color="#777777", alpha=0.15, linewidth=0, label=shaded)
+                shaded = ""
         most, top = max(most, points[-1].cluster.total), max(top, *(point.high for point in points))
     ideal = render(say("ideal: linear speed-up"))
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
