@@ -108,6 +108,7 @@ class Run(contextlib.ExitStack):
                 self._begin()
             else:
                 self._go_on()
+            self._notice_pause(start)
             exit_code = self._exit_code()
         if exit_code is not None:
             self.close()  # processes left behind would disturb the other rows
@@ -147,11 +148,15 @@ class Run(contextlib.ExitStack):
             if look > end:
                 return TIMED_OUT
             idle = self._gate.is_idle(LOOK_EVERY)
-            if (stopped := time.perf_counter() - look) > LONGEST_LOOK:  # counts as if others had had all cores
-                self._foreign_seconds += stopped * available_cores()
+            self._notice_pause(look)
             if idle:
                 return None
         return self._child.returncode
+
+    def _notice_pause(self, since):
+        """If this program was stopped, count that as if others had had all cores."""
+        if (stopped := time.perf_counter() - since) > LONGEST_LOOK:
+            self._foreign_seconds += stopped * available_cores()
 
     def _outcome(self, exit_code, foreign_cores):
         status, reason = self._failure(exit_code)
