@@ -278,6 +278,7 @@ def check_foreign(play: Play, run: Outcome, training: Training) -> None:
     """What other programs used is counted in a run's turns, and neither before nor after."""
     cores, loads, (used, stolen) = play.schedule.cores, play.schedule.loads, training.process.foreign.values()
     late = 1.01 * LOOK_EVERY + GRACE * (training.fate.stubborn and training.is_script)  # until its end is seen
+    late += 0.02 * training.fate.leaves  # and until the process that it left has ended
     paused = 2.2 * play.machine.paused  # counts as if others had all cores
     for what, seen, least, most in (
         ("took", run.stolen, stolen, (late + paused) * len(loads)),
