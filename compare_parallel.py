@@ -9,6 +9,7 @@ sweep.
 import argparse
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from common.machine.begin import begin, check_tensorboard
@@ -42,8 +43,9 @@ from comparison.record import FEWEST_BLOCKS, Report
 from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
 from comparison.run.launch import HelperFailed
+from comparison.run.lock import DirectoryLock
 from comparison.run.machine import find_blocks, find_machine, find_nodes
-from comparison.run.session import Output, continued, only_writer, run_comparison
+from comparison.run.session import Output, continued, run_comparison
 from comparison.run.tips import run_tips
 from comparison.show.diff import describe_difference
 from comparison.show.figures import find_font
@@ -85,12 +87,12 @@ def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: P
     if others := wait_for_others(arguments.wait):
         found = f"{' and '.join(map(str, others))} will disturb the times"
         print(f"warning: {found}; wait for the end, or type e.g. --wait 1h", file=sys.stderr, flush=True)
-    with only_writer(directory), register_program(COMPARISON):
+    with DirectoryLock(directory) as lock, register_program(COMPARISON):
         if arguments.resume:
             report = continued(report, directory / "results.json")
         else:
             keep_earlier(directory, arguments.keep)
-        measure(report, shared_flags, directory, arguments.resume, arguments.lang, arguments.verbose)
+        measure(report, shared_flags, output_to(lock), arguments.resume, arguments.lang, arguments.verbose)
         return present(directory, arguments.lang, arguments.verbose)
 
 
@@ -143,21 +145,22 @@ def plan_scripts(arguments: argparse.Namespace, machine: Machine) -> list[Config
 
 
 def measure(
-    report: Report, shared_flags: list[str], directory: Path, resume: bool, language: str, verbose: bool = False
+    report: Report, shared_flags: list[str], output: Output, resume: bool, language: str, verbose: bool = False
 ) -> None:
     """Run the rest of a comparison, then its tips and proof. If interrupted, show what was measured so far."""
-    results, proven = directory / "results.json", directory / PROOF / "results.json"
+    directory, proven = output.directory, output.directory / PROOF / "results.json"
     try:
-        report = run_comparison(report, shared_flags, output_to(directory))
+        report = run_comparison(report, shared_flags, output)
         if report.settings.get("tips"):
             run_tips(analyse(report), directory / TIPS)
         if report.settings["prove"] and (proof := plan_proof(analyse(report))):
             print("Proof: each row again, with and without its largest cause")
             proof = continued(proof, proven) if resume and proven.exists() else proof
-            run_comparison(proof, shared_flags, output_to(proven.parent))
+            run_comparison(proof, shared_flags, replace(output, directory=proven.parent))
     except HelperFailed:  # a SystemExit, but no interruption
         raise
     except (KeyboardInterrupt, SystemExit):  # Ctrl-C, SIGTERM, SIGHUP
+        results = directory / "results.json"
         measured = results.exists() and read_results(results).outcomes
         if measured:
             present(directory, language, verbose)
@@ -166,9 +169,9 @@ def measure(
         raise
 
 
-def output_to(directory: Path) -> Output:
+def output_to(lock: DirectoryLock) -> Output:
     """Return the output of a comparison: its directory, and the functions that phrase its progress."""
-    return Output(directory, tell_trial, resolution)
+    return Output(lock.directory, lock, tell_trial, resolution)
 
 
 def show_again(source: Path, arguments: argparse.Namespace) -> Report:
@@ -179,7 +182,7 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
     if (directory / "results.json").resolve() == source.resolve():
         show(analysis, directory, arguments.lang, arguments.verbose)  # unlocked: a comparison may be running there
         return analysis.report
-    with only_writer(directory):
+    with DirectoryLock(directory):
         keep_earlier(directory, arguments.keep)
         write_text(read_text(source), directory / "results.json")  # an exact copy
         for kind in (PROOF, TIPS):

@@ -5,7 +5,8 @@
 
 The last command replays a finding. A schedule has rows of different speed and noise, some of which crash, stall or run
 out of memory; other programs that disturb blocks; and up to three sessions of the same command that are interrupted by
-signals or a full disk, the last of which is followed by one that may end. See the functions check_… for what must hold.
+signals or a full disk, the last of which is followed by one that may end. Others move or delete its directory, start a
+second comparison there or show its results. See the functions check_… for what must hold.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
-from common.errors import FAILED, OUT_OF_MEMORY  # noqa: E402
+from common.errors import FAILED, OUT_OF_MEMORY, USAGE  # noqa: E402
 from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
 from comparison.judge.analysis import Analysis, analyse  # noqa: E402
 from comparison.judge.statistics import FASTER, SLOWER  # noqa: E402
@@ -47,6 +48,7 @@ FIXED = "--dataset synthetic-mnist --model lenet --num-workers 0 --no-tips"
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 CALLS = {"helper": 3, "start": 6, "started": 6, "select": 80, "fsync": 20, "wait": 8, "kill": 8}  # and how many
 STATUS = {"ok": "ok", "stalls": "timed out", OUT_OF_MEMORY: OUT_OF_MEMORY, "killed for memory": OUT_OF_MEMORY}
+OTHERS = ("second", "second resumes", "shown", "moved", "deleted")  # what others do to the directory
 KEPT = ("ok", OUT_OF_MEMORY)
 TIMEOUT = 8.0
 MOST = 5  # findings, after which it ends
@@ -119,19 +121,22 @@ def draw_events(dice: random.Random) -> Iterator[Event]:
     for _ in range(dice.choice((1, 1, 1, 2))):
         call = dice.choice([*CALLS, "fsync", "fsync"])  # whose moments matter most
         number = dice.randint(1, CALLS[call])
-        what = dice.choice((*SIGNALS, *SIGNALS, "disk full", "helper killed"))
+        what = dice.choice((*SIGNALS, *SIGNALS, "disk full", "helper killed", "taken"))
         if what in SIGNALS:
             yield Event(what, call, number, dice.choice((0, int(10 ** dice.uniform(0, 3.5)))))
         elif what == "disk full":
             yield Event(what, "fsync", dice.randint(1, CALLS["fsync"]))
+        elif what == "taken":
+            yield Event(what, "select", dice.randint(1, CALLS["select"]))
+            return
         else:
             yield Event(what, "helper", dice.randint(1, 2))
 
 
 def draw_harmless(dice: random.Random) -> Iterator[Event]:
     """Yield events that end no session."""
-    for what in ("paused", "second"):
-        if dice.random() < 0.15:
+    for what in ("paused", *OTHERS):
+        if dice.random() < 0.1:
             yield Event(what, "select", dice.randint(1, CALLS["select"]))
 
 
@@ -204,14 +209,18 @@ class Play:
         """The earlier comparison is kept in a directory of its own, or still in place."""
         if self.file.exists() and self.file.read_bytes() == content:
             self.kept, self.first = kept, first
-        elif not any(file.read_bytes() == content for file in self.out.glob("earlier-*/results.json")):
-            self.found.append("earlier runs are lost")
+        elif not self.happened("deleted"):
+            kept = [file.read_bytes() for file in self.place.glob("*/earlier-*/results.json")]
+            self.found.unless(content in kept, "earlier runs are lost")
 
     def _before_turn(self):
         """Every run that has ended is on disk before another goes on, or runs again alone; no process of it is left."""
         if self.happened(*SIGNALS):  # the program is ending, and this is a run that only the guard can end
             return
         ended = [training for training in self.trainings(self.session) if training.process.ended]
+        if not self.file.exists():  # until the next run has ended
+            self.found.unless(self.happened("moved", "deleted", "taken"), "results.json has vanished")
+            return
         outcomes = json.loads(self.file.read_bytes())["outcomes"] if ended else ()
         on_disk = {(run["configuration"], run["block"]) for run in outcomes}
         for training in ended:
@@ -224,13 +233,14 @@ class Play:
 def check_end(play: Play, report: Report | None, code: int, text: str, err: str) -> None:
     """A session's exit code, its errors, and what it shows of an interrupted comparison are as documented."""
     sent = [128 + getattr(signal, name) for name in SIGNALS if play.happened(name)]
-    fatal = play.happened("disk full", "helper killed")
+    fatal, taken = play.happened("disk full", "helper killed"), play.happened("taken")
     complete = bool(report and not report.left) or not (sent or fatal)  # a signal may come too late
-    allowed = {*sent, *([FAILED] if fatal else ()), *((0, FAILED) if complete else ())}
+    allowed = {*sent, *([FAILED] if fatal else ()), *([USAGE] if taken else ()), *((0, FAILED) if complete else ())}
     play.found.unless(code in allowed, f"exit code {code}, not {allowed}")
     lines = [line for line in err.splitlines() if not line.startswith(("warning: ", "Interrupted"))]
     play.found.unless(
-        not lines or (len(lines) == 1 and lines[0].startswith("error: ") and "unexpected" not in lines[0] and fatal),
+        not lines
+        or (len(lines) == 1 and lines[0].startswith("error: ") and "unexpected" not in lines[0] and (fatal or taken)),
         f"on stderr: {err}",
     )
     if len(play.machine.happened) == 1 and sent and report and report.left and play.trainings(play.session):
@@ -260,6 +270,8 @@ def check_outcome(play: Play, run: Outcome, training: Training) -> None:
     )
     own = STARTUP + (2 if training.is_script else sum(fate.seconds[: fate.at] if fate.what != "ok" else fate.seconds))
     expected = play.statuses_of(training)
+    if play.happened("moved", "deleted") and fate.what != "ok":
+        expected |= {"failed"}  # without the log, whose last line has the cause
     if own > limit - 1 - 2 * paused:
         expected = {"timed out"} if own > limit + 2 * LOOK_EVERY else {"timed out", *expected}
     play.found.unless(run.status in expected, f"{run.status}, not {expected}: {training}")
@@ -307,7 +319,7 @@ def check_order(play: Play, report: Report) -> None:
         play.found.unless(
             {training.seed for training in first.values()} <= {seed, None}, f"not seed {seed} in block {block}"
         )
-        if report.in_turns and (not play.happened(*SIGNALS, "disk full") or block < here[-1].block):
+        if report.in_turns and (not play.happened(*SIGNALS, "disk full", "taken") or block < here[-1].block):
             check_turns(play, [first[name] for name in started], seed)
 
 

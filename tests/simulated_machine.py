@@ -33,6 +33,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import psutil
+from filelock import FileLock
 
 import compare_parallel
 from common.errors import INTERRUPTED, OUT_OF_MEMORY
@@ -216,7 +217,9 @@ class Machine:
         lifetime.own_name.cache_clear()
         with self._installed():
             ended = self._typed(words)
-            (self.place / "out" / ".comparison.lock").unlink(missing_ok=True)  # the end of a process releases its locks
+            if (self.place / "taken").exists():
+                self._give_back()
+            (self._out / ".comparison.lock").unlink(missing_ok=True)  # the end of a process releases its locks
             self.log.append(("session", ended[0]))
             self.events, self.started = [], self.now
             left = [process.command for process in self.alive() if process.environment]
@@ -296,10 +299,10 @@ class Machine:
             elif event.what == "paused":
                 self.paused += 1
                 self._let(lambda: self.move(self.now + 2.0))
-            elif event.what == "second":
-                self._let(self._second)
             elif hasattr(signal, event.what):
                 self._after(getattr(signal, event.what), event.lines)
+            elif self._out.exists() and (act := self._others.get(event.what)):
+                self._let(act)
 
     def _let(self, happen):
         """Do something that is no call of the program."""
@@ -333,14 +336,58 @@ class Machine:
             frame.f_trace = trace
         sys.settrace(trace)
 
-    def _second(self):
-        results = self.place / "out" / "results.json"
+    # ---- what others do to the directory of the comparison
+
+    @property
+    def _out(self):
+        return self.place / "out"
+
+    @property
+    def _others(self):
+        return {
+            "second": lambda: self._second(sys.argv[1:]),
+            "second resumes": lambda: self._second([*sys.argv[1:], "--resume"]),
+            "shown": self._show,
+            "moved": lambda: self._out.rename(self._out.with_name(f"moved-{self.now}")),
+            "deleted": lambda: shutil.rmtree(self._out),
+            "taken": self._take,
+        }
+
+    def _second(self, words):
+        """Type the command again."""
+        results = self._out / "results.json"
+        if not (self._out / ".comparison.lock").exists() or not results.exists():  # moved or deleted
+            return
         before = results.read_bytes()
-        code, _, err = self._typed(sys.argv[1:])
+        code, _, err = self._typed(words)
         if code != 2 or not err.startswith("error: another comparison is writing to ") or len(err.splitlines()) > 1:
             self.trouble.append(f"a second comparison: exit code {code}, {err}")
         if results.read_bytes() != before:
             self.trouble.append("a second comparison changed results.json")
+
+    def _show(self):
+        results = self._out / "results.json"
+        if not results.exists() or not json.loads(results.read_bytes())["outcomes"]:
+            return
+        before = results.read_bytes()
+        code, _, err = self._typed(["--from", str(results)])
+        if code not in (0, 1) or err:
+            self.trouble.append(f"shown meanwhile: exit code {code}, {err}")
+        if results.read_bytes() != before:
+            self.trouble.append("--from changed results.json")
+
+    def _take(self):
+        """Move the directory; another comparison begins in its place."""
+        self._out.rename(self.place / "taken")
+        self._out.mkdir()
+        self._other = FileLock(self._out / ".comparison.lock", timeout=0)
+        self._other.acquire()
+
+    def _give_back(self):
+        """End the other comparison, delete its directory, and move the directory back."""
+        self._other.release()
+        shutil.rmtree(self._out)
+        (self.place / "taken").rename(self._out)
 
     # ---- time and processes
 

@@ -1,14 +1,11 @@
 """Run a comparison from its plan to its last run, and report the progress."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from common.errors import OUT_OF_MEMORY, USAGE, SuiteError
 from common.files.checksums import CODE, code_checksum, file_checksum
@@ -32,6 +29,7 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
+from comparison.run.lock import DirectoryLock
 from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, spent, with_next_block
@@ -40,9 +38,13 @@ from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
 @dataclass(frozen=True)
 class Output:
-    """Where files go. trial and noise return sentences about a trial, and about the smallest detectable difference."""
+    """Where files go. trial and noise return sentences about a trial, and about the smallest detectable difference.
+
+    lock: of `directory`, or of one above it.
+    """
 
     directory: Path
+    lock: DirectoryLock
     trial: Callable[[Trial], str]
     noise: Callable[[Analysis], Iterable[str]]
 
@@ -51,16 +53,10 @@ class Output:
         """The directory of the runs' result files and logs."""
         return self.directory / "runs"
 
-
-@contextlib.contextmanager
-def only_writer(directory: Path) -> Iterator[None]:
-    """Lock a directory during the `with`. Raises SuiteError (USAGE) if another process has locked it."""
-    try:
-        with FileLock(directory / ".comparison.lock", timeout=0):
-            yield
-    except Timeout:
-        what, advice = f"another comparison is writing to {directory}", "name another directory with --output-dir"
-        raise SuiteError(what, "its lock is held", f"wait for it, or {advice}", USAGE) from None
+    def write(self, report: Report) -> None:
+        """Write results.json. Raises SuiteError (USAGE) if the directory now belongs to another comparison."""
+        self.lock.check()
+        write_results(report, self.directory)
 
 
 def continued(report: Report, file: Path) -> Report:
@@ -108,7 +104,7 @@ def run_comparison(report: Report, shared_flags: list[str], output: Output) -> R
     _announce(report)
     remove_torn([output.directory / "results.json"])
     remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
-    write_results(report, output.directory)
+    output.write(report)
     if report.left:
         report = _prepared(report, shared_flags, output)
         report = _run_blocks(report, output)
@@ -159,7 +155,7 @@ def _run_blocks(report, output):
         block, start = report.left[0][0], time.perf_counter()
         for outcome in run_block(report, block, output.runs):
             report = replace(report, outcomes=(*report.outcomes, outcome))
-            write_results(report, output.directory)
+            output.write(report)
             _tell_run(report, outcome, guesses)
         seconds = time.perf_counter() - start
         used, longest = used + seconds, max(longest, seconds, spent(report)[1])
@@ -167,7 +163,7 @@ def _run_blocks(report, output):
             report = smaller
             continue
         report = with_next_block(report, used, longest)
-        write_results(report, output.directory)
+        output.write(report)
         if block in report.disturbed_blocks:
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
         for sentence in output.noise(analyse(report)):
@@ -217,7 +213,7 @@ def fit_batches(report: Report, output: Output) -> Report:
         while not row.skip and not row.role and (batch := next_batch(row, report.trials)):
             trial = try_batch(with_measured_cut(row, report.probe), batch, report.settings, output.runs)
             report = replace(report, trials=(*report.trials, trial))
-            write_results(report, output.directory)
+            output.write(report)
             print(f"Batch {batch:,}, {row.label}: {output.trial(trial)}", flush=True)
     return replace(report, plan=with_largest(report.plan, report.trials))
 
@@ -248,5 +244,5 @@ def trace_rows(report: Report, output: Output) -> Report:
         print(f"Trace of {row.label}: {outcome.status}, {outcome.wall_seconds:.1f} s", flush=True)
         if outcome.status == "ok" and outcome.result:
             report = replace(report, timelines={**report.timelines, name: outcome.result.timeline})
-            write_results(report, output.directory)
+            output.write(report)
     return report

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -130,13 +131,13 @@ def test_only_successful_rows_are_traced_and_only_once(monkeypatch, tmp_path):
         return replace(report.outcomes[0], result=replace(result, timeline=SPANS))
 
     monkeypatch.setattr(session, "run_once", run_once)
-    traced = session.trace_rows(report, output_to(tmp_path))
+    traced = session.trace_rows(report, output_to(Mock(directory=tmp_path)))
     flags = "--epochs 1 --max-steps 10 --profile 2 --target-accuracy 0.001"
     assert calls == [("single", flags, tmp_path / "traces" / "single")]
     assert traced.timelines == {"single": SPANS} == read_results(tmp_path / "results.json").timelines
-    assert session.trace_rows(traced, output_to(tmp_path)) == traced and len(calls) == 1
+    assert session.trace_rows(traced, output_to(Mock(directory=tmp_path))) == traced and len(calls) == 1
     unasked = replace(report, settings={**report.settings, "timeline": False})
-    assert session.trace_rows(unasked, output_to(tmp_path)) == unasked and len(calls) == 1
+    assert session.trace_rows(unasked, output_to(Mock(directory=tmp_path))) == unasked and len(calls) == 1
 
 
 def test_the_figure_has_a_panel_per_traced_row(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -160,7 +161,7 @@ def compared(monkeypatch, tmp_path):
             monkeypatch.setattr(module, "run_once", run_once)
         report = replace(report_of(*plan, fit_batch=True, **settings), outcomes=(), probe=None)
         report = continued(report, tmp_path / "results.json") if resume else report
-        return run_comparison(report, [], output_to(tmp_path))
+        return run_comparison(report, [], output_to(Mock(directory=tmp_path)))
 
     return compared, ended
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,8 @@ from comparison.plan.plan import make_order
 from comparison.results_file import read_results, write_results
 from comparison.run import forecast, session
 from comparison.run.launch import HelperFailed
-from comparison.run.session import continued, only_writer, run_comparison
+from comparison.run.lock import DirectoryLock
+from comparison.run.session import continued, run_comparison
 from comparison.run.stopping import look, with_another_block
 from comparison.show import report as shown
 from comparison.show.remarks import definitions, faults
@@ -67,7 +69,7 @@ def made_up(monkeypatch, tmp_path, answers):
         wanted = replace(report, settings={**report.settings, **settings})
         wanted = continued(wanted, resume) if resume else wanted
         with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
-            return run_comparison(wanted, ["--epochs", "3"], output_to(tmp_path))
+            return run_comparison(wanted, ["--epochs", "3"], output_to(Mock(directory=tmp_path)))
 
     return run
 
@@ -93,7 +95,7 @@ def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, an
         session, "run_once", lambda row, block, *_: commands.append(row.command) or made[row.name, block]
     )
     planned = replace(report_of(*rows, micro_batches=[3]), outcomes=(), probe=None)
-    report = run_comparison(planned, [], output_to(tmp_path))
+    report = run_comparison(planned, [], output_to(Mock(directory=tmp_path)))
     (flags,) = asked
     assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch
     assert {command[2:] for command in commands} == {(), ("--split-at", "b")} and len(commands) == 6
@@ -243,7 +245,7 @@ def test_a_directory_is_locked_until_all_is_shown(source, started, tmp_path, mon
     directory, made, seen = tmp_path / "out", report_of((configuration(), runs())), []
 
     def show(*_):
-        with pytest.raises(SuiteError, match="another comparison is writing") as caught, only_writer(directory):
+        with pytest.raises(SuiteError, match="another comparison is writing") as caught, DirectoryLock(directory):
             pass
         assert caught.value.exit_code == USAGE
         seen.append(True)
@@ -295,7 +297,8 @@ def blocks(monkeypatch, tmp_path, answers):
         order = tuple(make_order(["single", "ddp"], settings.get("repeats") or 3, 42))
         report = replace(report_of(*rows, **settings), order=order, outcomes=(), probe=None)
         report.environment["cores"] = 2
-        return run_comparison(continued(report, resume) if resume else report, [], output_to(tmp_path))
+        report = continued(report, resume) if resume else report
+        return run_comparison(report, [], output_to(Mock(directory=tmp_path)))
 
     return run
 

@@ -6,7 +6,8 @@ import sys
 from tests.fixtures import PROJECT
 
 COUNTED = (
-    *("ok", "failed", "timed out", "out of memory", "skipped", "set aside", "paused", "second", "disk full"),
+    *("ok", "failed", "timed out", "out of memory", "skipped", "set aside", "paused", "disk full", "taken"),
+    *("second", "second resumes", "shown", "moved", "deleted"),
     *("helper killed", "SIGINT", "SIGTERM", "SIGHUP", *(f"exit code {code}" for code in (0, 1, 129, 130, 143))),
 )
 
