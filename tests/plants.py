@@ -230,7 +230,7 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
     },
     ("comparison/run/session.py", SIMULATED): {
         "a run is on disk after the next": (
-            "            write_results(report, output.directory)\n            _tell_run",
+            "            output.write(report)\n            _tell_run",
             "            _tell_run",
             "schedules",
         ),
@@ -241,7 +241,6 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
             "(*report.outcomes, outcome, outcome))",
             "schedules",
         ),
-        "a lock that no other command knows": ('".comparison.lock"', 'f"{time.time_ns()}.lock"', "schedules"),
         "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]', "schedules"),
         "out of memory beside others is final": (
             "                alone.append(rows[outcome.configuration])",
@@ -253,6 +252,10 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
             "used, longest = 0.0, 0.0",
             "schedules",
         ),
+    },
+    ("comparison/run/lock.py", SIMULATED): {
+        "a lock that no other command knows": ('".comparison.lock"', 'f"{id(self)}.lock"', "schedules"),
+        "a directory that was moved stays unlocked": ("if os.path.samestat(", "if self._file.parent or (", "schedules"),
     },
     ("comparison/run/session.py", "tests/run/test_session.py"): {
         "a finished comparison needs no other block": (

@@ -74,7 +74,7 @@ def sample(training: Training) -> dict[str, float]:
     return {
         "processes": len(family),
         "descriptors": sum(process.num_fds() for process in family),
-        "memory_mib": sum(process.memory_full_info().uss for process in family) / 2**20,
+        "memory_mib": sum(process.memory_full_info().pss for process in family) / 2**20,
         "tmp_files": sum(1 for _ in training.tmp.iterdir()),
         "shm_files": sum(1 for _ in SHM.iterdir()),
     }

@@ -1,6 +1,7 @@
 """Proof by intervention: the remedy for each cause, the predicted gain and the measured one."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -219,11 +220,12 @@ def test_an_interrupted_proof_is_resumed(monkeypatch, tmp_path):
         return wanted
 
     monkeypatch.setattr(compare_parallel, "run_comparison", run_comparison)
-    compare_parallel.measure(report, [], tmp_path, resume=False, language="en")
+    output = compare_parallel.output_to(Mock(directory=tmp_path))
+    compare_parallel.measure(report, [], output, resume=False, language="en")
     proof = plan_proof(analyse(report))
     done = report_of(*((row, runs("ddp", NEAR)) for row in proof.plan)).outcomes[:2]
     write_results(replace(proof, outcomes=done), tmp_path / PROOF)
-    compare_parallel.measure(report, [], tmp_path, resume=True, language="en")
+    compare_parallel.measure(report, [], output, resume=True, language="en")
     assert [count for name, count in ran if name == PROOF] == [0, 2]
 
 
