@@ -1,7 +1,7 @@
 # Each target sets up the virtual environment it needs. The README lists the plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence
+.PHONY: demo compare docs test quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
@@ -14,6 +14,10 @@ demo: .venv/installed
 test: .venv/installed-dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
+
+# Tests that start no program of the suite, in a minute or two.
+quick: .venv/installed-dev
+	.venv/bin/python -m pytest -n 2 -m "not slow and not fault and not process"
 
 # Inject every fault, and write the outcomes to figures/faults/faults.json.
 test-faults: .venv/installed-dev

@@ -44,6 +44,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker(pytest.mark.fault)
+        if "project" in item.fixturenames:
+            item.add_marker(pytest.mark.process)
     if (chosen := config.getoption("--quarter")) is not None:
         slow = [item for item in items if "slow" in item.keywords]
         others = [item for number, item in enumerate(slow) if number % 4 != chosen]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures import PROJECT, child_environment
 
-pytestmark = pytest.mark.skipif(bool(network.missing()), reason=network.missing())
+pytestmark = [pytest.mark.process, pytest.mark.skipif(bool(network.missing()), reason=network.missing())]
 EXCHANGE = """
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")

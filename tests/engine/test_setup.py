@@ -14,6 +14,8 @@ from common.engine import setup as process
 from common.errors import SuiteError
 from tests.fixtures import CPU, PROJECT, child_environment, make_config, small
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def prepared(monkeypatch):

@@ -13,6 +13,8 @@ import torch
 
 from tests.fixtures import PROJECT, child_environment
 
+pytestmark = pytest.mark.process
+
 NOT_LESSONS = ("__init__", "tiny", "tasks", "grade")
 LESSONS = sorted(file.stem for file in (PROJECT / "lessons").glob("*.py") if file.stem not in NOT_LESSONS)
 ONE_PROCESS = ("accumulate", "checkpointing", "data_parallel", "mixed_precision")

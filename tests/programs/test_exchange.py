@@ -16,6 +16,8 @@ from tests import pretended_gpus as pretended
 from tests.fixtures import CPU, alive, wait_until
 from tests.pretended_gpus import environment_with, pretended_gpus
 
+pytestmark = pytest.mark.process
+
 TWO = [torch.device("cuda", 0), torch.device("cuda", 1)]
 FAULTY = """
 import os

@@ -23,6 +23,8 @@ from comparison.show.verdict import tell_guesses
 from tests.fixtures import PROJECT, child, child_environment, misfits, wait_until
 from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
+pytestmark = pytest.mark.process
+
 # ---- how long it takes
 
 

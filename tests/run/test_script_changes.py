@@ -13,6 +13,8 @@ from comparison.run.scripts import ScriptRun, Slices
 from comparison.run.turns import run_whole
 from tests.reports import ENVIRONMENT
 
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import os, sys, torch
 from torch import nn

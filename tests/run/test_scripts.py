@@ -17,6 +17,8 @@ from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
 from tests.reports import ENVIRONMENT
 
+pytestmark = pytest.mark.process
+
 TRAIN = PROJECT / "tests" / "scripts" / "train.py"
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
 KNOWN = {"data": 10, "forward": 20, "backward": 15, "update": 5, "rest": 5}  # see tests/scripts/train.py

@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.fixtures import PROJECT
+
+pytestmark = pytest.mark.process
 
 COUNTED = (
     *("ok", "failed", "timed out", "out of memory", "skipped", "set aside", "paused", "disk full", "taken"),
