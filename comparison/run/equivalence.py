@@ -55,7 +55,7 @@ class _Check:
         self.rows = {row.name: row for row in plan}
         self._threads, self._shared_flags = plan[0].planned.threads, shared_flags
         self._train_images, self._directory = train_images, directory
-        self._references = {}  # files with one device's weights, by its flags
+        self._weights = {}  # files by the command that wrote them: one device is the reference too
 
     def differences(self, rows: list[Configuration], precision: str) -> dict[str, float | BaseException]:
         """Return by row's name how far its weights are from one device's, or why that is unknown."""
@@ -78,14 +78,18 @@ class _Check:
     def _pair(self, row, precision):
         """Train one device and the row. Return the files with their weights."""
         one_device = replace(row.planned, threads=self._threads, **PLAIN)
-        flags = (*self._shared_flags, *type_flags(one_device.flags), "--precision", precision)
-        if flags not in self._references:
-            file = self._directory / f"reference-{len(self._references)}.pth"
-            self._train((python(), script("data_parallel_train.py"), *flags), row, file)
-            self._references[flags] = file
-        file = self._directory / f"{file_name(row.name)}-{precision}.pth"
-        self._train((*row.launched, "--precision", precision), row, file)
-        return self._references[flags], file
+        reference = (python(), script("data_parallel_train.py"), *self._shared_flags, *type_flags(one_device.flags))
+        return tuple(
+            self._weights_after((*command, "--precision", precision), row) for command in (reference, row.launched)
+        )
+
+    def _weights_after(self, command, row):
+        """Train with a command, but only once. Return the file with the weights."""
+        if command not in self._weights:
+            file = self._directory / f"{len(self._weights)}-{file_name(row.name)}.pth"
+            self._train(command, row, file)
+            self._weights[command] = file
+        return self._weights[command]
 
     def _train(self, command, row, file):
         """Train for STEPS steps, in several epochs if the data set is small, and save the weights."""

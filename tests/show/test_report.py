@@ -237,12 +237,14 @@ def test_the_check_of_the_maths_fails_rows_with_other_weights(monkeypatch):
     monkeypatch.setattr(equivalence, "run_child", run_child)
     monkeypatch.setattr(equivalence, "cause", lambda code, log: "unrecognized arguments")
     monkeypatch.setattr(equivalence, "ask", lambda _, *files: json.dumps([0.5 * ("other" in f) for f in files[1::2]]))
-    other, broken = configuration(name="other"), configuration(name="broken", command=("python", "--split-at", "x"))
+    other = configuration(name="other", command=("python", "other.py"))
+    broken = configuration(name="broken", command=("python", "--split-at", "x"))
     rows = [configuration(), other, configuration("ddp-no-sync"), broken, configuration("single-all-cores", threads=2)]
+    rows.append(replace(rows[1], name="again"))  # the same command
     checks = equivalence.check_equivalence(rows, ["--target-accuracy", "0.99"], 96)
     # a single reference with the threads of one device, and one in float64 for rows that differ in float32
-    in_float32 = ["reference-0", "single-fp32", "other-fp32", "broken-fp32", "single-all-cores-fp32"]
-    assert logs == [*in_float32, "reference-1", "other-fp64"]
+    in_float32 = ["0-single", "1-single", "2-other", "3-broken", "3-single-all-cores"]
+    assert logs == [*in_float32, "4-other", "5-other"]
     assert checks["single"] == checks["single-all-cores"] == Equivalence(0.0, "ok", "")
     assert checks["other"].status == "failed" and checks["ddp-no-sync"].status == "expected"
     assert checks["broken"].status == "failed" and "unrecognized arguments" in checks["broken"].reason
