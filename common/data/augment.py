@@ -146,8 +146,9 @@ class Affine:
         x = (x_by_x * self.columns)[:, None, :] + (x_by_y * self.rows + x)[:, :, None]  # (B, H, W)
         y = (y_by_x * self.columns)[:, None, :] + (y_by_y * self.rows + y)[:, :, None]
         height, width = self.padded_size
-        first_pixel = (index.int() * (height * width))[:, None, None]
-        source = (y >> self.BITS).mul_(width).add_(x >> self.BITS).add_(first_pixel)
+        kind = torch.int32 if len(self.pixels) <= 2**31 else torch.int64
+        first_pixel = (index.to(kind) * (height * width))[:, None, None]
+        source = (y >> self.BITS).mul_(width).add_(x >> self.BITS).to(kind).add_(first_pixel)
         return self.pixels.index_select(0, source.view(-1)).view(*source.shape, 1)
 
 

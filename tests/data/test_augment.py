@@ -60,6 +60,16 @@ def test_crops_have_torchvisions_distribution():
         assert len(drawn.bincount()) == 9
 
 
+def test_images_beyond_two_gibibytes_are_rotated_too():
+    augmentation = Affine(random_images(1, 1))
+    matrix, size = augmentation.draw(3, torch.tensor([0]))[0], len(augmentation.pixels)
+    expected, number = augmentation.take(torch.tensor([0]), matrix), 2**31 // size + 1
+    pixels = torch.empty((number + 1) * size, dtype=torch.uint8)  # takes no memory where it is not written
+    pixels[number * size :] = augmentation.pixels
+    augmentation.pixels = pixels
+    assert torch.equal(augmentation.take(torch.tensor([number]), matrix), expected)
+
+
 def test_affine_maps_have_torchvisions_distribution(monkeypatch):
     count, affine, ours = 4000, Affine(random_images(4000, 1)), []
     monkeypatch.setattr(affine, "matrix", lambda angle, *drawn: ours.extend((angle.rad2deg(), *drawn)))
