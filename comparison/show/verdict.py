@@ -123,7 +123,7 @@ def _maths(analysis):
     checks = [check for name in others if (check := analysis.report.equivalence.get(name))]
     checked = [check for check in checks if check.difference is not None]
     same = [check.difference for check in checked if check.status == "ok"]
-    template = "Weights after 20 steps: {n} of {rows} match one device's, within {x:.1e}."
+    template = "Weights after 20 steps equal one device's within {x:.1e} in {n} of {rows}."
     return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
 
 

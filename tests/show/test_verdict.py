@@ -365,8 +365,8 @@ def test_rows_with_matching_weights_are_counted():
         (report_of(SINGLE, DDP, equivalence=checks), "1 of 1 other row"),
         (some, "1 of 2 other rows"),
     ):
-        found = [text for text in words.answers(analyse(report)) if text.startswith("Weights after 20 steps: ")]
-        assert len(found) == 1 and f": {counted} match one device's, within 1.0e-08." in found[0]
+        found = [text for text in words.answers(analyse(report)) if text.startswith("Weights after 20 steps")]
+        assert len(found) == 1 and f" one device's within 1.0e-08 in {counted}." in found[0]
 
 
 def test_one_learning_rate_for_several_batch_sizes_is_mentioned():
