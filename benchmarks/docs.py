@@ -185,7 +185,7 @@ def alarms(blocks: str) -> str:
     module = importlib.import_module("false_alarms")
     measured = json.loads((FIGURES / "false-alarms" / "results.json").read_text(encoding="utf-8"))
     rows = [row for row in measured["fixed"] if row["blocks"] == int(blocks)]
-    return module.summary(rows, measured["looks"], measured["real"]).split("\n\n")[1]
+    return module.summary(rows, measured["looks"]).split("\n\n")[1]
 
 
 def projection(name: str) -> str:

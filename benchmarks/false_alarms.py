@@ -1,28 +1,22 @@
 """How often does a comparison claim a difference between equal rows, and how often does it find a real one?
 
-    python benchmarks/false_alarms.py --simulated 2000 --real 10
+    python benchmarks/false_alarms.py --comparisons 2000
 
-Simulated: six rows in the order and with the statistics of a comparison, with a fixed number of blocks and with early
-stopping. The noise is that of one run after another, which is worse than that of rows in turns. Real: one short
-training on one device, run and judged as two rows. Writes all results to --output, and summary.md next to it.
+Simulates six rows in the order and with the statistics of a comparison, with a fixed number of blocks and with early
+stopping. The noise is that of one run after another, which is worse than that of rows in turns. Writes all results to
+--output, and summary.md next to it. twins.py compares real trainings.
 """
 
-import argparse
-import json
 import math
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-from measure import PLANNED, as_table, paired
+from measure import as_table
 from runs import Runs, benchmark, benchmark_parser
 
-from common.errors import FAILED, SuiteError
 from common.files.writing import write_text
 from common.machine.entry import run_script
-from common.machine.lifetime import temporary_directory
-from common.settings.arguments import non_negative_int, positive_int
+from common.settings.arguments import positive_int
 from comparison.judge.blocks import adjusted_means, ratios
 from comparison.judge.statistics import (
     CONFIDENCE,
@@ -34,11 +28,7 @@ from comparison.judge.statistics import (
     Ratio,
     look_confidence,
 )
-from comparison.judge.summaries import run_seconds
-from comparison.methods import Machine
-from comparison.plan.plan import make_order, make_plan
-from comparison.rows import Row
-from comparison.run.turns import run_once
+from comparison.plan.plan import make_order
 from comparison.show.tables import DASH
 
 ROWS = 6  # the first is the baseline
@@ -192,35 +182,13 @@ def share(answers) -> float:
     return float(np.mean(list(answers)))
 
 
-def real_comparison(seed: int) -> dict:
-    """Run the same training as two rows in three blocks. Return the raw times."""
-    (single,) = make_plan(argparse.Namespace(**PLANNED), Machine(gpus=0, cores=2), TRAINING)
-    twins = {name: replace(single, name=name) for name in ("first", "second")}
-    order = make_order(list(twins), 3, seed)
-    with temporary_directory() as directory:
-        outcomes = [run_once(twins[name], block, 41 + block, Path(directory)) for block, name in order]
-    if trouble := next((outcome for outcome in outcomes if outcome.status != "ok"), None):
-        raise SuiteError("a run failed", trouble.reason, "try it alone", FAILED)
-    first, second = (
-        run_seconds(Row(twin, tuple(outcome for outcome in outcomes if outcome.configuration == name)))
-        for name, twin in twins.items()
-    )
-    return {"first_seconds": list(first), "second_seconds": list(second), "command": outcomes[0].command}
-
-
-def judge_real(comparison: dict) -> Ratio:
-    """Return the ratio of the first row to the second."""
-    return paired(comparison["first_seconds"], comparison["second_seconds"])
-
-
-def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
+def summary(fixed: list[dict], looks: list[dict]) -> str:
     """Return all tables as Markdown."""
 
     def percent(part):
         return DASH if part is None else f"{100 * part:.1f}"
 
-    effects, judged = [f"{effect:.2f} found (%)" for effect in EFFECTS], [*map(judge_real, real)]
-    claims = sum(speed_up.words in (FASTER, SLOWER) for speed_up in judged)
+    effects = [f"{effect:.2f} found (%)" for effect in EFFECTS]
     shares = "any_false", "coverage", "best_kept"
     fixed_rows = [
         (row["noise"], row["blocks"], *(percent(row[name]) for name in shares), *map(percent, row["found"]))
@@ -231,7 +199,6 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         differ = "differ" if tuple(row["effects"]) == MIXED else "are equal"
         found = percent(row["any_false"]), *map(percent, row["found"])
         look_rows.append((row["noise"], differ, f"{row['blocks']:.1f}", f"{row['runs']:.1f}", *found))
-    real_rows = [(number, speed_up, speed_up.words) for number, speed_up in enumerate(judged, start=1)]
     fixed_header = "Noise | Blocks | Any false claim (%) | Coverage (%) | Fastest not ruled out (%)"
     parts = [
         f"Simulated: {fixed[0]['comparisons']} comparisons of {ROWS} rows for each line, with {DRIFT:.0%} drift. "
@@ -243,40 +210,30 @@ def summary(fixed: list[dict], looks: list[dict], real: list[dict]) -> str:
         as_table(
             " | ".join(["Noise | Rows | Mean blocks | Mean runs | Any false claim (%)", *effects]), look_rows, (0, 1)
         ),
-        f"Real: the same training twice under two names; a difference was claimed in {claims} of {len(real)} "
-        "comparisons.",
-        as_table("Comparison | First ÷ second [95%] | Claim", real_rows, (2,)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def measured(runs: Runs) -> dict:
-    """Return the results of the simulated and real comparisons, and write summary.md."""
-    given = runs.arguments
+    """Return the results of the simulated comparisons, and write summary.md."""
     cases = {
-        f"{name}, {what}": partial(simulated, name, given.simulated)
+        f"{name}, {what}": partial(simulated, name, runs.arguments.comparisons)
         for name in NOISE
         for what, simulated in (("fixed", fixed_rows), ("looks", looks_rows))
     }
-    real = {f"real {number}": partial(real_comparison, number) for number in range(given.real)}
-    found = runs.each(cases | real)
+    found = runs.each(cases)
     fixed, looks = ([row for name in NOISE for row in found[f"{name}, {what}"]] for what in ("fixed", "looks"))
-    compared = [found[key] for key in real if key in found]
-    if not given.real:
-        compared = json.loads(runs.output.read_text(encoding="utf-8"))["real"]
-    write_text(summary(fixed, looks, compared), runs.output.with_name("summary.md"))
-    return {"drift": DRIFT, "fixed": fixed, "looks": looks, "real": compared}
+    write_text(summary(fixed, looks), runs.output.with_name("summary.md"))
+    return {"drift": DRIFT, "fixed": fixed, "looks": looks}
 
 
 def table(results: dict) -> str:
-    return summary(results["fixed"], results["looks"], results["real"])
+    return summary(results["fixed"], results["looks"])
 
 
 def main() -> None:
     parser = benchmark_parser(__doc__, output="figures/false-alarms/results.json")
-    parser.add_argument("--simulated", type=positive_int, default=2000, metavar="N", help="comparisons (%(default)s)")
-    help = "comparisons (%(default)s; 0 keeps those that were measured)"
-    parser.add_argument("--real", type=non_negative_int, default=10, metavar="N", help=help)
+    parser.add_argument("--comparisons", type=positive_int, default=2000, metavar="N", help="(%(default)s)")
     benchmark(parser.parse_args(), measured, table)
 
 

@@ -2,10 +2,8 @@
 
 import re
 import sys
-from dataclasses import replace
 
 import benchmark
-import false_alarms
 import overhead
 import pytest
 import runs
@@ -13,7 +11,6 @@ import torch
 
 import docs
 from common.errors import FAILED, SuiteError
-from tests import reports
 from tests.fixtures import PROJECT
 
 PAGES = "".join(
@@ -51,22 +48,6 @@ def test_the_direct_cost_of_each_loop_is_measured(monkeypatch, tmp_path):
     microseconds = overhead.direct(torch.device("cpu"), runs.Runs(runs.benchmark_parser("", blocks=2).parse_args()))
     assert {name: len(values) for name, values in microseconds.items()} == {"fit": 2, "by hand": 2, "fit, no phases": 2}
     assert min(map(min, microseconds.values())) > 1
-
-
-def test_real_runs_of_false_alarms_use_the_command_of_a_comparison(monkeypatch):
-    commands = set()
-
-    def run_once(row, block, seed, directory):
-        commands.add(" ".join(row.command))
-        (outcome,) = reports.report_of((row, reports.runs(seconds=(2.0 + block / 100,)))).outcomes
-        return replace(outcome, block=block)
-
-    monkeypatch.setattr(false_alarms, "run_once", run_once)
-    comparison = false_alarms.real_comparison(0)
-    assert sorted(comparison["first_seconds"]) == sorted(comparison["second_seconds"]) == [2.01, 2.02, 2.03]
-    assert false_alarms.judge_real(comparison).words == "practically equal"
-    (command,) = commands
-    assert "--model lenet --batch-size 128 --num-workers 0 --device cpu --threads 1 --precision fp32" in command
 
 
 @pytest.fixture

@@ -143,9 +143,7 @@ def test_false_alarms_are_as_rare_as_promised():
     assert all(row["comparisons"] >= 2000 and row["any_false"] <= 0.055 for row in rows)
     assert {row["noise"] for row in rows} == {*false_alarms.NOISE}
     assert all(min(row["coverage"], row["best_kept"]) >= 0.96 for row in alarms["fixed"])
-    judged = [false_alarms.judge_real(row).words for row in alarms["real"]]
-    assert len(judged) >= 10 and sum(words in ("faster", "slower") for words in judged) <= 1
-    summary = false_alarms.summary(alarms["fixed"], alarms["looks"], alarms["real"])
+    summary = false_alarms.summary(alarms["fixed"], alarms["looks"])
     assert (FIGURES / "false-alarms" / "summary.md").read_text() == summary
     found = {row["blocks"]: row["found"] for row in alarms["fixed"] if row["noise"] == "normal, 4%"}
     for sentence in (
