@@ -51,7 +51,7 @@ PROGRAMS = {
     "pipeline": ("pipeline_train.py", "--spawn", "2", "--num-workers", "0"),
     "torchrun": (*TORCHRUN, "ddp_train.py", "--num-workers", "0"),
     "accelerate": (*TORCHRUN, "accelerate_train.py", "--num-workers", "2"),
-    "comparison": ("compare_parallel.py", "--methods", "single", "ddp", "--repeats", "1", "--num-workers", "0"),
+    "comparison": tuple("compare_parallel.py --methods single ddp --repeats 1 --num-workers 0 --wait 0".split()),
 }
 SMALL = ("--dataset", "synthetic-mnist", "--model", "mlp", "--train-size", "960", "--batch-size", "48", "--epochs", "2")
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGSTOP")

@@ -127,18 +127,25 @@ class ResidentLoader:
             yield images.view(-1, *self.shape).permute(0, 3, 1, 2), labels[batch]  # (B, C, H, W), channels-last
 
 
+def check_enough_images(image_set: ImageSet, ranks: int) -> None:
+    """Raise SuiteError (USAGE) if there are fewer training or test images than ranks."""
+    if (fewest := min(len(image_set.train_labels), len(image_set.test_labels))) < ranks:
+        what, found = "every rank needs a training image and a test image", f"{fewest} images for {ranks} ranks"
+        raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
+
+
 @contextlib.contextmanager
 def end_workers_of(loader) -> Iterator[None]:
-    """End a loader's workers if an exception leaves the `with`. Otherwise each would leave a temporary directory."""
+    """End a loader's workers after the `with`. Otherwise each would leave a temporary directory: torch 2.15 lets its
+    persistent workers live until the interpreter ends, where they are killed."""
     try:
         yield
-    except BaseException:
+    finally:
         if iterator := getattr(loader, "_iterator", None):  # there is no public way
             for worker in iterator._workers:
                 if worker.is_alive():
                     os.kill(worker.pid, signal.SIGCONT)  # in case it was stopped
             iterator._shutdown_workers()
-        raise
 
 
 def _init_worker(number):
@@ -173,9 +180,7 @@ def make_loaders(
     ranks = sampler.num_replicas
     batch_size = per_process("--batch-size", config.batch_size, ranks)
     workers = per_process("--num-workers", total_workers(config.num_workers, ranks), ranks)
-    if (fewest := min(len(image_set.train_labels), len(image_set.test_labels))) < ranks:
-        what, found = "every rank needs a training image and a test image", f"{fewest} images for {ranks} ranks"
-        raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
+    check_enough_images(image_set, ranks)
     train_loader: ResidentLoader | DataLoader
     if config.loader != "workers":
         train, augmentation = (image_set.train_images, image_set.train_labels), (config.augment, config.crop_padding)

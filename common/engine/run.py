@@ -50,7 +50,8 @@ def run(context: ParallelContext, train_step, optimizer, loaders, image_set: Ima
     train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED) after writing the
     result file if training diverged or missed its target; SystemExit after writing the checkpoint if a signal ended it.
     """
-    with end_after_step(ctrl_c=config.checkpoint is not None), register_program(TRAINING):
+    until_signal = end_after_step(ctrl_c=config.checkpoint is not None)
+    with until_signal, register_program(TRAINING), end_workers_of(loaders[0]):
         training = _Run(context, train_step, optimizer, loaders, image_set, config, options)
         partial_epoch = training.resume()
         training.announce()
@@ -145,10 +146,9 @@ class _Run:
             progress.begin(epoch)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
-        with end_workers_of(self.loaders[0]):
-            records, evaluations = fit(
-                *training, self.result.epochs, self._after_epoch, partial_epoch, before_epoch, after_step, self._end
-            )
+        records, evaluations = fit(
+            *training, self.result.epochs, self._after_epoch, partial_epoch, before_epoch, after_step, self._end
+        )
         found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
         if self.cores.fewest < self.cores.all:
             threads = f"{self.cores.fewest} of {self.cores.all} threads"
@@ -195,8 +195,7 @@ class _Run:
 
     def trace(self):
         """Trace the steps that --profile asks for."""
-        with end_workers_of(self.loaders[0]):
-            traces = trace_steps(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
+        traces = trace_steps(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
         self.result = replace(self.result, timeline=spans_of(traces))
         self.write()
         if self.first:

@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from common.data.fitting import default_loader, with_loader
 from common.data.image_set import load_image_set
+from common.data.loaders import check_enough_images
 from common.engine.checkpoint import content_of, read_checkpoint
 from common.engine.place import Place
 from common.engine.setup import check_memory_limit, check_precision, prepare_process
@@ -109,6 +110,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     per_process("--batch-size", config.batch_size, data_ranks)
     per_process("--num-workers", total_workers(config.num_workers, data_ranks), data_ranks)
     image_set = load_image_set(config)
+    check_enough_images(image_set, data_ranks)
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)
     _refuse_too_many_ranks(world_size)
