@@ -1,0 +1,435 @@
+"""Inject random faults into trainings on three nodes that are really apart, and check that each recovers or is named.
+
+    make nodes EPISODES=100
+    python tests/nodes.py --seed 17 --episodes 1
+
+Needs root, and SLURM for half of the episodes. The nodes are namespaces on this machine (tests/apart.py): each has its
+own network, host name, processes, /tmp, /dev/shm and copy of the data; they share one small disk. Each episode is drawn
+from its number, which counts up from --seed; the last command replays a finding. An episode starts a training by
+torchrun, by srun, by cluster/train.sbatch or rank by rank, and injects one fault at a random time.
+
+It has recovered if all commands end with exit code 0 and the losses are those of an undisturbed training, bit for bit.
+Otherwise, an error line must name the rank, node or file that the fault hit within 30 s. In the end no process may be
+left on a node, and no file in /tmp, /dev/shm or half-written on the shared disk.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(PROJECT)  # instead of tests/, which has a benchmarks/ too
+
+from benchmarks import network  # noqa: E402
+from common.errors import FAILED, SuiteError  # noqa: E402
+from common.files.writing import write_json  # noqa: E402
+from common.machine.entry import run_script  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_int  # noqa: E402
+from tests import slurm  # noqa: E402
+from tests.apart import CLOCK, Node, write_hosts  # noqa: E402
+from tests.fixtures import child_environment, learned, wait_until  # noqa: E402
+
+NODES, LOGIN, EPOCHS, NAMED_WITHIN, PATIENCE = 3, 3, 20, 30, 60  # LOGIN: the node of srun, sbatch and slurmctld
+TORCHRUN = (
+    f"{sys.executable} -m torch.distributed.run --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d "
+    "--rdzv_endpoint=n0:29400 --nnodes"
+)
+LAUNCHERS = {
+    "torchrun": f"{TORCHRUN}=3",
+    "torchrun 2:3": f"{TORCHRUN}=2:3",
+    "by hand": sys.executable,
+    "srun": f"srun --nodes=3 --ntasks=3 {sys.executable}",
+    "sbatch": "sbatch --parsable --nodes=3 --gpus-per-node=0 --cpus-per-task=1 --output=/mnt/log --job-name=/mnt/disk/run/job",
+}
+BY_SLURM = ("srun", "sbatch")
+AGENTS = {"srun": "slurmstepd: [", "sbatch": "torch.distributed.run"} | dict.fromkeys(("torchrun", "torchrun 2:3"), "torch.distributed.run")
+SCRIPTS = ("ddp_train.py", "fsdp_train.py", "pipeline_train.py")
+FLAGS = (
+    f"--dataset folder:/srv/images --image-size 28 --data-root /srv/data --model lenet --batch-size 48 --epochs {EPOCHS} "
+    "--num-workers 0 --threads 1 --dist-timeout 12 --no-curves --figure-dir /mnt/disk/run "
+    "--output /mnt/disk/run/result.json"
+)
+CHECKPOINT = "--checkpoint /mnt/disk/run/checkpoint.pt --resume /mnt/disk/run/checkpoint.pt"
+EARLY = ("data missing", "data different", "clock off")  # there before the start
+FAULTS = ("rank", "agent", "node", "rendezvous host", "disk full", "own disk full", "disk unmounted", *EARLY)
+LOST = "lost contact|did not|ended without|cannot meet|not all ranks|Killed|FAILURE"
+WORDS = {  # fault → pattern of the line that names it; {node}: its name; {rank}: the rank that was there
+    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*\b(rank {rank}|{node})\b.*"),
+    "disk full": r"error: .*/mnt/disk/.*No space left on device; free some space",
+    "own disk full": r"error: .*/tmp.*No space left on device",
+    "disk unmounted": r"error: .*/mnt/disk/.*",
+    "data missing": r"error: .*/srv/images.*",
+    "data different": r"error: .*checksum of the data set: rank 0 has \w+, rank [12] has \w+",
+    "clock off": r"error: .*clock",
+}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A training and its fault. epoch: after which the fault comes; 0: while it starts. delay: seconds after that."""
+
+    launcher: str
+    script: str
+    fault: str
+    node: int
+    epoch: int
+    delay: float
+    mended: bool  # a lost node comes back, a full disk is freed
+
+    def __str__(self) -> str:
+        when = "before" if self.fault in EARLY else f"after epoch {self.epoch} and {self.delay:.1f} s"
+        return f"{self.launcher}, {self.script}: {self.fault} on n{self.node} {when}{', mended' * self.mended}"
+
+
+class FindingError(Exception):
+    """Arguments: what is wrong, in one line, and the evidence."""
+
+
+def draw(number: int) -> Episode:
+    """Return the episode with this number."""
+    dice = random.Random(number)
+    launcher, script = dice.choice([*LAUNCHERS]), dice.choice(SCRIPTS)
+    fault = dice.choice([fault for fault in FAULTS if not (fault == "agent" and launcher == "by hand")])
+    node = 0 if fault == "rendezvous host" else dice.randrange(NODES)
+    epoch = dice.choice((0, *range(1, EPOCHS - 4)))
+    return Episode(launcher, script, fault, node, epoch, dice.uniform(0, 3 if epoch == 0 else 0.3), dice.random() < 0.5)
+
+
+class Bed:
+    """Three nodes with their own copies of the data, a small disk that they share, and a training on them."""
+
+    def __init__(self, net: network.Network, shared: Path, by_slurm: bool) -> None:
+        self.net, self.shared, self.by_slurm, self.job = net, shared, by_slurm, ""
+        self.commands: dict[int, subprocess.Popen] = {}  # by the node on which each runs
+        self.lost_rank = r"\d"
+        shutil.rmtree(shared / "disk" / "run", ignore_errors=True)
+        (shared / "disk" / "run").mkdir()
+        for log in shared.glob("log*"):
+            log.unlink()
+        self.nodes = [self.new_node(number) for number in range(NODES + by_slurm)]
+        if by_slurm:
+            self.run(LOGIN, "slurmctld", "-c")
+            for number in range(NODES):
+                self.run(number, "slurmd")
+            self.all_idle()
+
+    def new_node(self, number: int) -> Node:
+        more = "mkdir /srv/clock /srv/data /srv/state /srv/spool.$(hostname); cp -a /mnt/images /srv"
+        return Node(self.net, number, self.shared, more, size="64m")
+
+    def environment(self, **more: object) -> dict[str, str]:
+        by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable, "OUTPUT_DIR": "/mnt/disk/run"}
+        return {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **{k: str(v) for k, v in more.items()}}
+
+    def run(self, number: int, *command: object, check: bool = True) -> str:
+        """Run a short command on a node; return its output."""
+        words, pipe = self.nodes[number].command(command), subprocess.PIPE
+        done = subprocess.run(words, env=self.environment(), stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=60)
+        if check and done.returncode:
+            raise SuiteError(f"{' '.join(map(str, command))} failed on n{number}", done.stdout, "see above", FAILED)
+        return done.stdout
+
+    def start(self, number: int, words: list[str], **environment: object) -> None:
+        """Start a command of the training on a node."""
+        with open(self.shared / f"log-{number}", "a") as log:
+            self.commands[number] = subprocess.Popen(
+                self.nodes[number].command(words),
+                env=self.environment(**environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def train(self, launcher: str, script: str, ranks: int = NODES) -> None:
+        """Start a training."""
+        words = LAUNCHERS[launcher].split()
+        if launcher == "sbatch":
+            words += ["cluster/train.sbatch", *FLAGS.split()]
+            entered = self.nodes[LOGIN].command(words)
+            done = subprocess.run(entered, env=self.environment(SCRIPT=script), capture_output=True, text=True)
+            self.job = done.stdout.strip()
+        elif launcher == "srun":
+            self.start(LOGIN, [*words, script, *FLAGS.split(), *CHECKPOINT.split()])
+        else:
+            for rank in range(ranks):
+                self.start_on(rank, launcher, script, ranks)
+
+    def start_on(self, rank: int, launcher: str, script: str, ranks: int = NODES) -> None:
+        """Start a node's part of a training without SLURM."""
+        told = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "n0", "MASTER_PORT": 29500}
+        words = [*LAUNCHERS[launcher].split(), script, *FLAGS.split(), *CHECKPOINT.split()]
+        self.start(rank, words, **(told if launcher == "by hand" else {}))
+
+    def all_idle(self) -> None:
+        wait_until(lambda: self.run(LOGIN, "sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
+
+    def state(self) -> str:
+        return self.run(LOGIN, "scontrol", "show", "job", self.job, check=False)
+
+    def ended(self) -> bool:
+        """Return whether all commands have ended."""
+        if self.job:
+            return bool(re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", self.state()))
+        return all(command.poll() is not None for command in self.commands.values())
+
+    def succeeded(self) -> bool:
+        if self.job:
+            return "JobState=COMPLETED" in self.state()
+        return all(command.poll() == 0 for command in self.commands.values())
+
+    def said(self) -> str:
+        return "\n".join(log.read_text(errors="replace") for log in sorted(self.shared.glob("log*")))
+
+    def found(self, number: int, kind: str) -> list[int]:
+        """Return the processes on a node with `kind` in their command lines. Ranks are not their agents."""
+        hit = self.nodes[number].processes().items()
+        return [pid for pid, command in hit if kind in command and ("distributed.run" in kind or "distributed.run" not in command)]
+
+    def kill(self, number: int, kind: str, name: str = "SIGKILL") -> None:
+        for pid in self.found(number, kind):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, getattr(signal, name))
+
+    def note_rank(self, number: int) -> None:
+        """Remember which rank runs on a node."""
+        for pid in self.found(number, "_train.py"):
+            with contextlib.suppress(OSError):
+                told = re.search(rb"\b(?:RANK|SLURM_PROCID)=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())
+                self.lost_rank = told[1].decode() if told else self.lost_rank
+
+    def inject(self, episode: Episode) -> None:
+        """Inject the fault."""
+        number, fault = episode.node, episode.fault
+        if fault in ("rank", "agent"):
+            kind = "_train.py" if fault == "rank" else AGENTS[episode.launcher]
+            wait_until(lambda: self.found(number, kind), 60)
+            self.note_rank(number)
+            self.kill(number, kind)
+        elif fault in ("node", "rendezvous host"):
+            self.note_rank(number)
+            self.nodes[number].lose_power()
+        elif fault == "disk full":
+            fill(self.shared / "disk" / "full")
+        elif fault == "own disk full":
+            fill(Path(f"/proc/{self.nodes[number].init}/root/tmp/full"))
+        elif fault == "disk unmounted":
+            self.run(number, "umount", "-l", "/mnt/disk")
+        elif fault == "data missing":
+            self.run(number, "rm", "-r", "/srv/images")
+        elif fault == "data different":
+            self.run(number, "cp", "/srv/images/train/0/0.png", "/srv/images/train/1/1.png")
+        elif fault == "clock off":
+            Path(f"/proc/{self.nodes[number].init}/root/srv/clock/sitecustomize.py").write_text(CLOCK)
+
+    def mend(self, episode: Episode) -> None:
+        """Do what an operator or a cluster does after the fault."""
+        number, fault = episode.node, episode.fault
+        if fault == "disk full":
+            (self.shared / "disk" / "full").unlink()
+        elif fault == "own disk full":
+            self.run(number, "rm", "/tmp/full")
+        elif fault == "disk unmounted":
+            self.run(number, "mount", "--bind", self.shared / "disk", "/mnt/disk")
+        elif fault in ("node", "rendezvous host"):
+            network.ip("-n", self.net.names[number], "link", "set", "link0", "up")
+            self.nodes[number] = self.new_node(number)
+            if self.by_slurm:
+                self.run(number, "slurmd")
+        if episode.launcher.startswith("torchrun") and fault in ("agent", "node", "rendezvous host"):
+            self.start_on(number, episode.launcher, episode.script)
+
+    def stop(self) -> None:
+        """End what still runs, like an operator."""
+        if self.by_slurm:
+            self.run(LOGIN, "scancel", "--user=root", check=False)
+        else:
+            for node in self.nodes[:NODES]:
+                self.kill(node.number, "torch.distributed.run", "SIGTERM")
+                self.kill(node.number, "_train.py", "SIGTERM")
+
+    def left(self) -> list[str]:
+        """Return what is left on the nodes: processes and files."""
+        own = ("slurmctld", "slurmd", ":")  # not slurmstepd
+        found = [f"{node.name}: {command}" for node in self.nodes for command in node.processes().values()
+                 if command and not os.path.basename(command.split()[0]) in own]
+        for node in self.nodes:
+            found += [f"{node.name}: {place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
+        return [*found, *map(str, (self.shared / "disk" / "run").rglob("*.part"))]
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.unshare.kill()
+            node.unshare.wait()
+            network.ip("-n", self.net.names[node.number], "link", "set", "link0", "up")
+        for command in self.commands.values():
+            command.kill()
+            command.wait()
+        for name in ("full",):
+            (self.shared / "disk" / name).unlink(missing_ok=True)
+
+
+def fill(file: Path) -> None:
+    """Write zeros until the disk is full."""
+    with contextlib.suppress(OSError), open(file, "wb", buffering=0) as opened:
+        while True:
+            opened.write(bytes(1 << 16))
+
+
+class Player:
+    """Plays episodes on a network, and each script once undisturbed."""
+
+    def __init__(self, net: network.Network, shared: Path) -> None:
+        self.net, self.shared, self.undisturbed = net, shared, {}
+
+    def expected(self, script: str, ranks: int) -> list:
+        """Return the losses of an undisturbed training."""
+        if (script, ranks) not in self.undisturbed:
+            bed = Bed(self.net, self.shared, by_slurm=False)
+            try:
+                bed.train("by hand", script, ranks)
+                wait_until(bed.ended, 120)
+                if not bed.succeeded():
+                    raise SuiteError(f"{script} fails by itself", bed.said(), "mend that first", FAILED)
+                self.undisturbed[script, ranks] = learned(self.shared / "disk" / "run" / "result.json")
+            finally:
+                bed.close()
+        return self.undisturbed[script, ranks]
+
+    def play(self, episode: Episode) -> dict:
+        """Play an episode. Return how it ended; raise FindingError."""
+        expected = self.expected(episode.script, NODES)
+        bed = Bed(self.net, self.shared, episode.launcher in BY_SLURM)
+        try:
+            if episode.fault in EARLY:
+                bed.inject(episode)
+            bed.train(episode.launcher, episode.script)
+            start = time.monotonic()
+            if episode.fault not in EARLY:
+                if episode.epoch:
+                    wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), 90)
+                time.sleep(episode.delay)
+                bed.inject(episode)
+                start = time.monotonic()
+            ended = self.watch(bed, episode, start, expected)
+            self.check_left(bed, episode)
+            return ended
+        finally:
+            bed.close()
+
+    def watch(self, bed: Bed, episode: Episode, start: float, expected: list) -> dict:
+        """Wait for the end of a training with a fault, and judge it."""
+        pattern = WORDS[episode.fault].format(node=f"n{episode.node}", rank=bed.lost_rank)
+        named, line, to_mend, requeued = None, "", episode.mended, False
+        while time.monotonic() < start + PATIENCE:
+            if bed.ended():
+                break
+            if named is None and (match := re.search(pattern, bed.said())):
+                named, line = time.monotonic() - start, match[0]
+            if to_mend and time.monotonic() > start + 4 and episode.fault not in EARLY:
+                to_mend = bed.mend(episode)
+            if bed.job and not requeued and "Restarts=0" not in (state := bed.state()) and "JobState=PENDING" in state:
+                requeued = not bed.run(LOGIN, "scontrol", "update", f"JobId={bed.job}", "StartTime=now+2", check=False)
+            time.sleep(0.2)
+        seconds = time.monotonic() - start
+        if named is None and (match := re.search(pattern, bed.said())):
+            named, line = seconds, match[0]
+        done = bed.ended() and bed.succeeded()
+        bed.stop()
+        if done:
+            result = self.shared / "disk" / "run" / "result.json"
+            if not result.exists() or learned(result) != expected:
+                raise FindingError("exit code 0, and other losses", f"{bed.said()}")
+            return {"outcome": "recovered", "seconds": seconds, "line": line}
+        if named is None or named > NAMED_WITHIN:
+            raise FindingError("not named within 30 s" if named is None else f"named after {named:.0f} s", bed.said())
+        return {"outcome": "named", "seconds": named, "line": line}
+
+    def check_left(self, bed: Bed, episode: Episode) -> None:
+        deadline = time.monotonic() + 40
+        while (left := bed.left()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if left:
+            raise FindingError("left behind: " + ", ".join(left), bed.said())
+
+
+@contextlib.contextmanager
+def shared_directory() -> Iterator[Path]:
+    """Make the directory that all nodes see, with images and a small disk in it."""
+    place = Path(tempfile.mkdtemp(prefix="nodes-", dir="/var/tmp"))  # not /tmp, which the nodes do not see
+    (place / "disk").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", place / "disk"], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", place / "disk"], check=True)
+        shutil.rmtree(place)
+
+
+def draw_images(directory: Path) -> None:
+    """Write 10 classes of small images."""
+    numbers = np.random.default_rng(0)
+    for part, size in (("train", 24), ("test", 8)):
+        for label in range(10):
+            (directory / part / str(label)).mkdir(parents=True)
+            for image in range(size):
+                pixels = numbers.integers(0, 128, (28, 28, 3), np.uint8) + 12 * label
+                Image.fromarray(pixels.astype(np.uint8)).save(directory / part / str(label) / f"{image}.png")
+
+
+@contextlib.contextmanager
+def players() -> Iterator[Player]:
+    slurm.start_munge()
+    with network.machines(NODES + 1) as net, shared_directory() as shared:
+        write_hosts(net, NODES + 1, shared)
+        draw_images(shared / "images")
+        lines = "\n".join(f"NodeName=n{number} CPUs={os.cpu_count()} State=UNKNOWN" for number in range(NODES))
+        (shared / "slurm.conf").write_text(
+            slurm.CONFIGURATION.format(controller=f"n{LOGIN}", port=6817, place="/srv", nodes=lines)
+        )
+        yield Player(net, shared)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=positive_int, default=100, metavar="N", help="how many (%(default)s)")
+    parser.add_argument("--seed", type=non_negative_int, default=1, metavar="N", help="the first one's (%(default)s)")
+    parser.add_argument("--output", metavar="FILE", help="write the episodes as JSON")
+    arguments = parser.parse_args()
+    played, findings = [], []
+    with players() as player:
+        for number in range(arguments.seed, arguments.seed + arguments.episodes):
+            episode = draw(number)
+            try:
+                ended = player.play(episode)
+                played.append({"seed": number, **asdict(episode), **ended})
+                print(f"{number}: {episode}: {ended['outcome']} after {ended['seconds']:.1f} s: {ended['line']}", flush=True)
+            except (FindingError, AssertionError) as finding:
+                what, seen = (*map(str, finding.args), "")[:2]
+                findings.append(f"{what}; {episode}; again: python tests/nodes.py --seed {number} --episodes 1")
+                print(f"{number}: FINDING: {findings[-1]}\n{seen}", flush=True)
+    counts = Counter((one["fault"], one["outcome"]) for one in played)
+    print(f"{arguments.episodes} episodes, {len(findings)} findings", *findings, sep="\n")
+    print(*(f"{fault}: {outcome} {count}" for (fault, outcome), count in sorted(counts.items())), sep="\n")
+    if arguments.output:
+        write_json({"episodes": played, "findings": findings}, arguments.output)
+    if findings:
+        sys.exit(FAILED)
+
+
+if __name__ == "__main__":
+    run_script(main)
