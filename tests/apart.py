@@ -48,8 +48,9 @@ class Node:
         return {pid: command for pid, command in found.items() if command}  # zombies have none
 
     def files(self, directory: str) -> list[str]:
-        """Return the names in one of the node's own directories."""
-        return sorted(os.listdir(f"/proc/{self.init}/root{directory}"))
+        """Return the names in one of the node's own directories; nothing without power."""
+        own = f"/proc/{self.init}/root{directory}"
+        return sorted(os.listdir(own)) if os.path.exists(own) else []
 
     def lose_power(self) -> None:
         """End all processes and lose the disks. Other nodes are not told, as no packet leaves any more."""

@@ -44,10 +44,11 @@ from tests import slurm  # noqa: E402
 from tests.apart import CLOCK, Node, write_hosts  # noqa: E402
 from tests.fixtures import child_environment, learned, wait_until  # noqa: E402
 
-NODES, LOGIN, EPOCHS, NAMED_WITHIN, PATIENCE = 3, 3, 20, 30, 60  # LOGIN: the node of srun, sbatch and slurmctld
+NODES, LOGIN, EPOCHS = 3, 3, 12  # LOGIN: the node of srun, sbatch and slurmctld
+NAMED_WITHIN, RECOVERED_WITHIN, STOPPED_WITHIN = 30, 90, 10  # seconds
 TORCHRUN = (
     f"{sys.executable} -m torch.distributed.run --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d "
-    "--rdzv_endpoint=n0:29400 --nnodes"
+    "--rdzv_endpoint=n0:29400 --rdzv_conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3 --nnodes"
 )
 LAUNCHERS = {
     "torchrun": f"{TORCHRUN}=3",
@@ -69,7 +70,7 @@ EARLY = ("data missing", "data different", "clock off")  # there before the star
 FAULTS = ("rank", "agent", "node", "rendezvous host", "disk full", "own disk full", "disk unmounted", *EARLY)
 LOST = "lost contact|did not|ended without|cannot meet|not all ranks|Killed|FAILURE"
 WORDS = {  # fault → pattern of the line that names it; {node}: its name; {rank}: the rank that was there
-    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*\b(rank {rank}|{node})\b.*"),
+    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*(rank {rank} (did not|ended)|\b{node}\b).*"),
     "disk full": r"error: .*/mnt/disk/.*No space left on device; free some space",
     "own disk full": r"error: .*/tmp.*No space left on device",
     "disk unmounted": r"error: .*/mnt/disk/.*",
@@ -90,6 +91,12 @@ class Episode:
     epoch: int
     delay: float
     mended: bool  # a lost node comes back, a full disk is freed
+
+    @property
+    def recovers(self) -> bool:
+        """Return whether the training may go on after it was disturbed."""
+        restarts = self.launcher.startswith("torchrun") and self.fault == "rank"
+        return restarts or (self.mended and self.launcher not in ("by hand", "srun")) or self.fault == "clock off"
 
     def __str__(self) -> str:
         when = "before" if self.fault in EARLY else f"after epoch {self.epoch} and {self.delay:.1f} s"
@@ -116,7 +123,7 @@ class Bed:
     def __init__(self, net: network.Network, shared: Path, by_slurm: bool) -> None:
         self.net, self.shared, self.by_slurm, self.job = net, shared, by_slurm, ""
         self.commands: dict[int, subprocess.Popen] = {}  # by the node on which each runs
-        self.lost_rank = r"\d"
+        self.lost_rank = r"\d"  # which rank a fault hits, once it is known
         shutil.rmtree(shared / "disk" / "run", ignore_errors=True)
         (shared / "disk" / "run").mkdir()
         for log in shared.glob("log*"):
@@ -254,13 +261,17 @@ class Bed:
             self.start_on(number, episode.launcher, episode.script)
 
     def stop(self) -> None:
-        """End what still runs, like an operator."""
+        """End what still runs, like a scheduler: by SIGTERM, then by SIGKILL."""
         if self.by_slurm:
             self.run(LOGIN, "scancel", "--user=root", check=False)
-        else:
-            for node in self.nodes[:NODES]:
-                self.kill(node.number, "torch.distributed.run", "SIGTERM")
-                self.kill(node.number, "_train.py", "SIGTERM")
+            return
+        for name in ("SIGTERM", "SIGKILL"):
+            for node in self.nodes:
+                for kind in ("torch.distributed.run", "_train.py"):
+                    self.kill(node.number, kind, name)
+            deadline = time.monotonic() + STOPPED_WITHIN
+            while not self.ended() and time.monotonic() < deadline:
+                time.sleep(0.1)
 
     def left(self) -> list[str]:
         """Return what is left on the nodes: processes and files."""
@@ -268,7 +279,8 @@ class Bed:
         found = [f"{node.name}: {command}" for node in self.nodes for command in node.processes().values()
                  if command and not os.path.basename(command.split()[0]) in own]
         for node in self.nodes:
-            found += [f"{node.name}: {place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
+            files = [f"{place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
+            found += [f"{node.name}: {file}" for file in files if "torchelastic_" not in file]  # torchrun leaves them
         return [*found, *map(str, (self.shared / "disk" / "run").rglob("*.part"))]
 
     def close(self) -> None:
@@ -318,8 +330,12 @@ class Player:
             if episode.fault in EARLY:
                 bed.inject(episode)
             bed.train(episode.launcher, episode.script)
-            start = time.monotonic()
-            if episode.fault not in EARLY:
+            if episode.launcher in ("by hand", "srun"):
+                bed.lost_rank = str(episode.node)
+            if episode.fault in EARLY:
+                wait_until(lambda: all(bed.found(number, "_train.py") for number in range(NODES)) or bed.ended(), 60)
+                start = time.monotonic()
+            else:
                 if episode.epoch:
                     wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), 90)
                 time.sleep(episode.delay)
@@ -335,7 +351,8 @@ class Player:
         """Wait for the end of a training with a fault, and judge it."""
         pattern = WORDS[episode.fault].format(node=f"n{episode.node}", rank=bed.lost_rank)
         named, line, to_mend, requeued = None, "", episode.mended, False
-        while time.monotonic() < start + PATIENCE:
+        recovers = episode.recovers
+        while time.monotonic() < start + (RECOVERED_WITHIN if recovers or named is None else named + 2) :
             if bed.ended():
                 break
             if named is None and (match := re.search(pattern, bed.said())):
@@ -360,7 +377,7 @@ class Player:
         return {"outcome": "named", "seconds": named, "line": line}
 
     def check_left(self, bed: Bed, episode: Episode) -> None:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 20
         while (left := bed.left()) and time.monotonic() < deadline:
             time.sleep(0.5)
         if left:

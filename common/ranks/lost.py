@@ -53,8 +53,11 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
 
 
 def _missing_ranks(dist_timeout):
-    """Return the ranks that have not reported lost contact. Of several, some may still be waiting for the lost one."""
-    start = time.monotonic()
+    """Return the ranks that have not reported lost contact. Of several, some may still be waiting for the lost one.
+
+    If the store does not answer at all, rank 0 is lost: it held the store, unless the launcher does.
+    """
+    start, missing = time.monotonic(), [] if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else [0]
     try:
         store = group_store()
         store.set(f"lost-{dist.get_rank()}", "")
@@ -64,8 +67,8 @@ def _missing_ranks(dist_timeout):
             if not missing or pending_signal() or time.monotonic() > start + waiting:
                 return missing
             time.sleep(0.1)
-    except RuntimeError:  # the lost rank's process held the store
-        return []
+    except RuntimeError:  # the process that held the store has ended
+        return missing
 
 
 class Heartbeat:
