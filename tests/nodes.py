@@ -70,7 +70,7 @@ EARLY = ("data missing", "data different", "clock off")  # there before the star
 FAULTS = ("rank", "agent", "node", "rendezvous host", "disk full", "own disk full", "disk unmounted", *EARLY)
 LOST = "lost contact|did not|ended without|cannot meet|not all ranks|Killed|FAILURE"
 WORDS = {  # fault → pattern of the line that names it; {node}: its name; {rank}: the rank that was there
-    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*(rank {rank} (did not|ended)|\b{node}\b).*"),
+    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*(rank {rank} (did not|ended)|\b{node}\b|step on node {number}).*"),
     "disk full": r"error: .*/mnt/disk/.*No space left on device; free some space",
     "own disk full": r"error: .*/tmp.*No space left on device",
     "disk unmounted": r"error: .*/mnt/disk/.*",
@@ -349,7 +349,7 @@ class Player:
 
     def watch(self, bed: Bed, episode: Episode, start: float, expected: list) -> dict:
         """Wait for the end of a training with a fault, and judge it."""
-        pattern = WORDS[episode.fault].format(node=f"n{episode.node}", rank=bed.lost_rank)
+        pattern = WORDS[episode.fault].format(node=f"n{episode.node}", number=episode.node, rank=bed.lost_rank)
         named, line, to_mend, requeued = None, "", episode.mended, False
         recovers = episode.recovers
         while time.monotonic() < start + (RECOVERED_WITHIN if recovers or named is None else named + 2) :
