@@ -31,6 +31,7 @@ class Node:
         self.unshare = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.unshare.stdout and self.unshare.stdout.readline() == "ready\n"
         self.init = Path(f"/proc/{self.unshare.pid}/task/{self.unshare.pid}/children").read_text().strip()
+        self.root = Path(f"/proc/{self.init}/root")  # its files, as long as it has power
         self.space = os.readlink(f"/proc/{self.init}/ns/pid")
 
     def command(self, command: Sequence[object]) -> list[str]:
@@ -49,8 +50,8 @@ class Node:
 
     def files(self, directory: str) -> list[str]:
         """Return the names in one of the node's own directories; nothing without power."""
-        own = f"/proc/{self.init}/root{directory}"
-        return sorted(os.listdir(own)) if os.path.exists(own) else []
+        own = self.root / directory.lstrip("/")
+        return sorted(os.listdir(own)) if own.exists() else []
 
     def lose_power(self) -> None:
         """End all processes and lose the disks. Other nodes are not told, as no packet leaves any more."""

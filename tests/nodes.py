@@ -224,7 +224,7 @@ class Bed:
         number, fault = episode.node, episode.fault
         if fault in ("rank", "agent"):
             kind = "_train.py" if fault == "rank" else AGENTS[episode.launcher]
-            wait_until(lambda: self.found(number, kind), 60)
+            wait_until(lambda: self.found(number, kind) or self.ended(), 200)
             self.note_rank(number)
             self.kill(number, kind)
         elif fault in ("node", "rendezvous host"):
@@ -233,7 +233,7 @@ class Bed:
         elif fault == "disk full":
             fill(self.shared / "disk" / "full")
         elif fault == "own disk full":
-            fill(Path(f"/proc/{self.nodes[number].init}/root/tmp/full"))
+            fill(self.nodes[number].root / "tmp" / "full")
         elif fault == "disk unmounted":
             self.run(number, "umount", "-l", "/mnt/disk")
         elif fault == "data missing":
@@ -241,7 +241,7 @@ class Bed:
         elif fault == "data different":
             self.run(number, "cp", "/srv/images/train/0/0.png", "/srv/images/train/1/1.png")
         elif fault == "clock off":
-            Path(f"/proc/{self.nodes[number].init}/root/srv/clock/sitecustomize.py").write_text(CLOCK)
+            (self.nodes[number].root / "srv" / "clock" / "sitecustomize.py").write_text(CLOCK)
 
     def mend(self, episode: Episode) -> None:
         """Do what an operator or a cluster does after the fault."""
@@ -249,7 +249,7 @@ class Bed:
         if fault == "disk full":
             (self.shared / "disk" / "full").unlink()
         elif fault == "own disk full":
-            self.run(number, "rm", "/tmp/full")
+            (self.nodes[number].root / "tmp" / "full").unlink()
         elif fault == "disk unmounted":
             self.run(number, "mount", "--bind", self.shared / "disk", "/mnt/disk")
         elif fault in ("node", "rendezvous host"):
@@ -262,6 +262,8 @@ class Bed:
 
     def stop(self) -> None:
         """End what still runs, like a scheduler: by SIGTERM, then by SIGKILL."""
+        for full in (self.shared / "disk" / "full", *(node.root / "tmp" / "full" for node in self.nodes)):
+            full.unlink(missing_ok=True)
         if self.by_slurm:
             self.run(LOGIN, "scancel", "--user=root", check=False)
             return
@@ -291,8 +293,6 @@ class Bed:
         for command in self.commands.values():
             command.kill()
             command.wait()
-        for name in ("full",):
-            (self.shared / "disk" / name).unlink(missing_ok=True)
 
 
 def fill(file: Path) -> None:
@@ -314,7 +314,7 @@ class Player:
             bed = Bed(self.net, self.shared, by_slurm=False)
             try:
                 bed.train("by hand", script, ranks)
-                wait_until(bed.ended, 120)
+                wait_until(bed.ended, 300)
                 if not bed.succeeded():
                     raise SuiteError(f"{script} fails by itself", bed.said(), "mend that first", FAILED)
                 self.undisturbed[script, ranks] = learned(self.shared / "disk" / "run" / "result.json")
@@ -333,11 +333,11 @@ class Player:
             if episode.launcher in ("by hand", "srun"):
                 bed.lost_rank = str(episode.node)
             if episode.fault in EARLY:
-                wait_until(lambda: all(bed.found(number, "_train.py") for number in range(NODES)) or bed.ended(), 60)
+                wait_until(lambda: all(bed.found(number, "_train.py") for number in range(NODES)) or bed.ended(), 200)
                 start = time.monotonic()
             else:
                 if episode.epoch:
-                    wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), 90)
+                    wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), 200)
                 time.sleep(episode.delay)
                 bed.inject(episode)
                 start = time.monotonic()
@@ -439,11 +439,11 @@ def main() -> None:
                 what, seen = (*map(str, finding.args), "")[:2]
                 findings.append(f"{what}; {episode}; again: python tests/nodes.py --seed {number} --episodes 1")
                 print(f"{number}: FINDING: {findings[-1]}\n{seen}", flush=True)
+            if arguments.output:
+                write_json({"episodes": played, "findings": findings}, arguments.output)
     counts = Counter((one["fault"], one["outcome"]) for one in played)
     print(f"{arguments.episodes} episodes, {len(findings)} findings", *findings, sep="\n")
     print(*(f"{fault}: {outcome} {count}" for (fault, outcome), count in sorted(counts.items())), sep="\n")
-    if arguments.output:
-        write_json({"episodes": played, "findings": findings}, arguments.output)
     if findings:
         sys.exit(FAILED)
 
