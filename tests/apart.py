@@ -25,6 +25,7 @@ class Node:
 
     def __init__(self, net: Network, number: int, shared: Path, more: str = ":", size: str = "2g") -> None:
         self.net, self.number, self.name = net, number, f"n{number}"
+        ip("-n", net.names[number], "link", "set", "link0", "up")  # it may have lost power
         setup = SETUP.format(number=number, shared=shared, private=" ".join(PRIVATE), size=size, more=more)
         into = f"--net=/run/netns/{net.names[number]}"  # `ip netns exec` would hide /sys/fs/cgroup from slurmd
         command = ["nsenter", into, *NAMESPACES, "sh", "-c", setup]
@@ -56,13 +57,15 @@ class Node:
     def lose_power(self) -> None:
         """End all processes and lose the disks. Other nodes are not told, as no packet leaves any more."""
         ip("-n", self.net.names[self.number], "link", "set", "link0", "down")
-        self.unshare.kill()
-        wait_until(lambda: not self.processes() and self.unshare.poll() is not None, 10)
+        self.close()
+        wait_until(lambda: not self.processes(), 10)
 
-    def restart(self, shared: Path, **how: str) -> "Node":
-        """Return the node after a restart."""
-        ip("-n", self.net.names[self.number], "link", "set", "link0", "up")
-        return Node(self.net, self.number, shared, **how)
+    def close(self) -> None:
+        """End all processes."""
+        self.unshare.kill()
+        self.unshare.wait()
+        assert self.unshare.stdout
+        self.unshare.stdout.close()
 
 
 def write_hosts(net: Network, count: int, shared: Path) -> None:

@@ -44,6 +44,7 @@ from tests import slurm  # noqa: E402
 from tests.apart import CLOCK, Node, write_hosts  # noqa: E402
 from tests.fixtures import child_environment, learned, wait_until  # noqa: E402
 
+OUT = "/mnt/disk/run"
 NODES, LOGIN, EPOCHS = 3, 3, 12  # LOGIN: the node of srun, sbatch and slurmctld
 NAMED_WITHIN, RECOVERED_WITHIN, STOPPED_WITHIN = 30, 90, 10  # seconds
 TORCHRUN = (
@@ -55,22 +56,27 @@ LAUNCHERS = {
     "torchrun 2:3": f"{TORCHRUN}=2:3",
     "by hand": sys.executable,
     "srun": f"srun --nodes=3 --ntasks=3 {sys.executable}",
-    "sbatch": "sbatch --parsable --nodes=3 --gpus-per-node=0 --cpus-per-task=1 --output=/mnt/log --job-name=/mnt/disk/run/job",
+    "sbatch": f"sbatch --parsable --nodes=3 --gpus-per-node=0 --cpus-per-task=1 --output=/mnt/log --job-name={OUT}/job",
 }
 BY_SLURM = ("srun", "sbatch")
-AGENTS = {"srun": "slurmstepd: [", "sbatch": "torch.distributed.run"} | dict.fromkeys(("torchrun", "torchrun 2:3"), "torch.distributed.run")
+AGENTS = {"srun": "slurmstepd: [", "sbatch": "torch.distributed.run"} | dict.fromkeys(
+    ("torchrun", "torchrun 2:3"), "torch.distributed.run"
+)
 SCRIPTS = ("ddp_train.py", "fsdp_train.py", "pipeline_train.py")
 FLAGS = (
-    f"--dataset folder:/srv/images --image-size 28 --data-root /srv/data --model lenet --batch-size 48 --epochs {EPOCHS} "
-    "--num-workers 0 --threads 1 --dist-timeout 12 --no-curves --figure-dir /mnt/disk/run "
-    "--output /mnt/disk/run/result.json"
+    "--dataset folder:/srv/images --image-size 28 --data-root /srv/data --model lenet --batch-size 48"
+    f" --epochs {EPOCHS} --num-workers 0 --threads 1 --dist-timeout 12 --no-curves --figure-dir {OUT}"
+    f" --output {OUT}/result.json"
 )
-CHECKPOINT = "--checkpoint /mnt/disk/run/checkpoint.pt --resume /mnt/disk/run/checkpoint.pt"
+CHECKPOINT = f"--checkpoint {OUT}/checkpoint.pt --resume {OUT}/checkpoint.pt"
 EARLY = ("data missing", "data different", "clock off")  # there before the start
 FAULTS = ("rank", "agent", "node", "rendezvous host", "disk full", "own disk full", "disk unmounted", *EARLY)
 LOST = "lost contact|did not|ended without|cannot meet|not all ranks|Killed|FAILURE"
 WORDS = {  # fault → pattern of the line that names it; {node}: its name; {rank}: the rank that was there
-    **dict.fromkeys(("rank", "agent", "node", "rendezvous host"), r"error: .*(rank {rank} (did not|ended)|\b{node}\b|step on node {number}).*"),
+    **dict.fromkeys(
+        ("rank", "agent", "node", "rendezvous host"),
+        r"error: .*(rank {rank} (did not|ended)|\b{node}\b|step on node {number}).*",
+    ),
     "disk full": r"error: .*/mnt/disk/.*No space left on device; free some space",
     "own disk full": r"error: .*/tmp.*No space left on device",
     "disk unmounted": r"error: .*/mnt/disk/.*",
@@ -140,13 +146,15 @@ class Bed:
         return Node(self.net, number, self.shared, more, size="64m")
 
     def environment(self, **more: object) -> dict[str, str]:
-        by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable, "OUTPUT_DIR": "/mnt/disk/run"}
+        by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable}
         return {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **{k: str(v) for k, v in more.items()}}
 
     def run(self, number: int, *command: object, check: bool = True) -> str:
         """Run a short command on a node; return its output."""
         words, pipe = self.nodes[number].command(command), subprocess.PIPE
-        done = subprocess.run(words, env=self.environment(), stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=60)
+        done = subprocess.run(
+            words, env=self.environment(), stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=60
+        )
         if check and done.returncode:
             raise SuiteError(f"{' '.join(map(str, command))} failed on n{number}", done.stdout, "see above", FAILED)
         return done.stdout
@@ -205,7 +213,11 @@ class Bed:
     def found(self, number: int, kind: str) -> list[int]:
         """Return the processes on a node with `kind` in their command lines. Ranks are not their agents."""
         hit = self.nodes[number].processes().items()
-        return [pid for pid, command in hit if kind in command and ("distributed.run" in kind or "distributed.run" not in command)]
+        return [
+            pid
+            for pid, command in hit
+            if kind in command and ("distributed.run" in kind or "distributed.run" not in command)
+        ]
 
     def kill(self, number: int, kind: str, name: str = "SIGKILL") -> None:
         for pid in self.found(number, kind):
@@ -253,7 +265,6 @@ class Bed:
         elif fault == "disk unmounted":
             self.run(number, "mount", "--bind", self.shared / "disk", "/mnt/disk")
         elif fault in ("node", "rendezvous host"):
-            network.ip("-n", self.net.names[number], "link", "set", "link0", "up")
             self.nodes[number] = self.new_node(number)
             if self.by_slurm:
                 self.run(number, "slurmd")
@@ -278,8 +289,12 @@ class Bed:
     def left(self) -> list[str]:
         """Return what is left on the nodes: processes and files."""
         own = ("slurmctld", "slurmd", ":")  # not slurmstepd
-        found = [f"{node.name}: {command}" for node in self.nodes for command in node.processes().values()
-                 if command and not os.path.basename(command.split()[0]) in own]
+        found = [
+            f"{node.name}: {command}"
+            for node in self.nodes
+            for command in node.processes().values()
+            if command and os.path.basename(command.split()[0]) not in own
+        ]
         for node in self.nodes:
             files = [f"{place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
             found += [f"{node.name}: {file}" for file in files if "torchelastic_" not in file]  # torchrun leaves them
@@ -287,9 +302,7 @@ class Bed:
 
     def close(self) -> None:
         for node in self.nodes:
-            node.unshare.kill()
-            node.unshare.wait()
-            network.ip("-n", self.net.names[node.number], "link", "set", "link0", "up")
+            node.close()
         for command in self.commands.values():
             command.kill()
             command.wait()
@@ -352,7 +365,7 @@ class Player:
         pattern = WORDS[episode.fault].format(node=f"n{episode.node}", number=episode.node, rank=bed.lost_rank)
         named, line, to_mend, requeued = None, "", episode.mended, False
         recovers = episode.recovers
-        while time.monotonic() < start + (RECOVERED_WITHIN if recovers or named is None else named + 2) :
+        while time.monotonic() < start + (RECOVERED_WITHIN if recovers or named is None else named + 2):
             if bed.ended():
                 break
             if named is None and (match := re.search(pattern, bed.said())):
@@ -414,10 +427,8 @@ def players() -> Iterator[Player]:
     with network.machines(NODES + 1) as net, shared_directory() as shared:
         write_hosts(net, NODES + 1, shared)
         draw_images(shared / "images")
-        lines = "\n".join(f"NodeName=n{number} CPUs={os.cpu_count()} State=UNKNOWN" for number in range(NODES))
-        (shared / "slurm.conf").write_text(
-            slurm.CONFIGURATION.format(controller=f"n{LOGIN}", port=6817, place="/srv", nodes=lines)
-        )
+        lines = [f"NodeName=n{number} CPUs={os.cpu_count()} State=UNKNOWN" for number in range(NODES)]
+        slurm.configure(shared / "slurm.conf", f"n{LOGIN}", 6817, "/srv", lines)
         yield Player(net, shared)
 
 
@@ -434,7 +445,10 @@ def main() -> None:
             try:
                 ended = player.play(episode)
                 played.append({"seed": number, **asdict(episode), **ended})
-                print(f"{number}: {episode}: {ended['outcome']} after {ended['seconds']:.1f} s: {ended['line']}", flush=True)
+                print(
+                    f"{number}: {episode}: {ended['outcome']} after {ended['seconds']:.1f} s: {ended['line']}",
+                    flush=True,
+                )
             except (FindingError, AssertionError) as finding:
                 what, seen = (*map(str, finding.args), "")[:2]
                 findings.append(f"{what}; {episode}; again: python tests/nodes.py --seed {number} --episodes 1")

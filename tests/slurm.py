@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,12 @@ def missing() -> str:
     if all(map(shutil.which, PROGRAMS)):
         return ""
     return "needs SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)"
+
+
+def configure(file: Path, controller: str, port: int, place: Path | str, nodes: Iterable[str]) -> None:
+    """Write a slurm.conf. controller: the host of slurmctld, at `port`; place: of its files; nodes: a line for each."""
+    text = CONFIGURATION.format(controller=controller, port=port, place=place, nodes="\n".join(nodes))
+    file.write_text(text)
 
 
 def start_munge() -> None:
