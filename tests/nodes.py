@@ -49,7 +49,7 @@ NODES, LOGIN, EPOCHS = 3, 3, 12  # LOGIN: the node of srun, sbatch and slurmctld
 NAMED_WITHIN, RECOVERED_WITHIN, STOPPED_WITHIN = 30, 90, 10  # seconds
 TORCHRUN = (
     f"{sys.executable} -m torch.distributed.run --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d "
-    "--rdzv_endpoint=n0:29400 --rdzv_conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3 --nnodes"
+    "--rdzv_endpoint=n0:29400 --rdzv_conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3 --nnodes"
 )
 LAUNCHERS = {
     "torchrun": f"{TORCHRUN}=3",
@@ -383,7 +383,9 @@ class Player:
         if done:
             result = self.shared / "disk" / "run" / "result.json"
             if not result.exists() or learned(result) != expected:
-                raise FindingError("exit code 0, and other losses", f"{bed.said()}")
+                raise FindingError("exit code 0, and other losses", bed.said())
+            if "Epoch [2/" in bed.said().rpartition("Method:")[0] and "resumed" not in result.read_text():
+                raise FindingError("it began anew in spite of its checkpoint", bed.said())
             return {"outcome": "recovered", "seconds": seconds, "line": line}
         if named is None or named > NAMED_WITHIN:
             raise FindingError("not named within 30 s" if named is None else f"named after {named:.0f} s", bed.said())
