@@ -101,8 +101,10 @@ class Episode:
     @property
     def recovers(self) -> bool:
         """Return whether the training may go on after it was disturbed."""
+        if self.fault in EARLY:
+            return self.fault == "clock off"
         restarts = self.launcher.startswith("torchrun") and self.fault == "rank"
-        return restarts or (self.mended and self.launcher not in ("by hand", "srun")) or self.fault == "clock off"
+        return restarts or (self.mended and self.launcher not in ("by hand", "srun"))
 
     def __str__(self) -> str:
         when = "before" if self.fault in EARLY else f"after epoch {self.epoch} and {self.delay:.1f} s"
