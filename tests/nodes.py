@@ -15,6 +15,8 @@ left on a node, and no file in /tmp, /dev/shm or half-written on the shared disk
 
 import argparse
 import contextlib
+import json
+import math
 import os
 import random
 import re
@@ -25,9 +27,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -46,44 +49,28 @@ from tests.fixtures import child_environment, learned, wait_until  # noqa: E402
 
 OUT = "/mnt/disk/run"
 NODES, LOGIN, EPOCHS = 3, 3, 12  # LOGIN: the node of srun, sbatch and slurmctld
-NAMED_WITHIN, RECOVERED_WITHIN, STOPPED_WITHIN = 30, 90, 10  # seconds
+NAMED_WITHIN, RECOVERED_WITHIN, MENDED_AFTER, STOPPED_WITHIN, STARTED_WITHIN = 30, 90, 4, 10, 200  # seconds
+AGENT, RANK = "torch.distributed.run", "_train.py"  # what their command lines contain
 TORCHRUN = (
-    f"{sys.executable} -m torch.distributed.run --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d "
-    "--rdzv_endpoint=n0:29400 --rdzv_conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3 --nnodes"
+    f"{sys.executable} -m {AGENT} --nproc_per_node=1 --max-restarts=3 --rdzv_backend=c10d --rdzv_endpoint=n0:29400 "
+    "--rdzv_conf=last_call_timeout=15,keep_alive_interval=1,keep_alive_max_attempt=3 --nnodes"
 )
 LAUNCHERS = {
     "torchrun": f"{TORCHRUN}=3",
     "torchrun 2:3": f"{TORCHRUN}=2:3",
     "by hand": sys.executable,
     "srun": f"srun --nodes=3 --ntasks=3 {sys.executable}",
-    "sbatch": f"sbatch --parsable --nodes=3 --gpus-per-node=0 --cpus-per-task=1 --output=/mnt/log --job-name={OUT}/job",
+    "sbatch": "sbatch --parsable --nodes=3 --gpus-per-node=0 --cpus-per-task=1 --output=/mnt/log "
+    f"--job-name={OUT}/job cluster/train.sbatch",
 }
 BY_SLURM = ("srun", "sbatch")
-AGENTS = {"srun": "slurmstepd: [", "sbatch": "torch.distributed.run"} | dict.fromkeys(
-    ("torchrun", "torchrun 2:3"), "torch.distributed.run"
-)
 SCRIPTS = ("ddp_train.py", "fsdp_train.py", "pipeline_train.py")
 FLAGS = (
     "--dataset folder:/srv/images --image-size 28 --data-root /srv/data --model lenet --batch-size 48"
     f" --epochs {EPOCHS} --num-workers 0 --threads 1 --dist-timeout 12 --no-curves --figure-dir {OUT}"
     f" --output {OUT}/result.json"
 )
-CHECKPOINT = f"--checkpoint {OUT}/checkpoint.pt --resume {OUT}/checkpoint.pt"
-EARLY = ("data missing", "data different", "clock off")  # there before the start
-FAULTS = ("rank", "agent", "node", "rendezvous host", "disk full", "own disk full", "disk unmounted", *EARLY)
-LOST = "lost contact|did not|ended without|cannot meet|not all ranks|Killed|FAILURE"
-WORDS = {  # fault → pattern of the line that names it; {node}: its name; {rank}: the rank that was there
-    **dict.fromkeys(
-        ("rank", "agent", "node", "rendezvous host"),
-        r"error: .*(rank {rank} (did not|ended)|\b{node}\b|step on node {number}).*",
-    ),
-    "disk full": r"error: .*/mnt/disk/.*No space left on device; free some space",
-    "own disk full": r"error: .*/tmp.*No space left on device",
-    "disk unmounted": r"error: .*/mnt/disk/.*",
-    "data missing": r"error: .*/srv/images.*",
-    "data different": r"error: .*checksum of the data set: rank 0 has \w+, rank [12] has \w+",
-    "clock off": r"error: .*clock",
-}
+CHECKPOINT = f" --checkpoint {OUT}/checkpoint.pt --resume {OUT}/checkpoint.pt"  # train.sbatch has its own
 
 
 @dataclass(frozen=True)
@@ -101,13 +88,14 @@ class Episode:
     @property
     def recovers(self) -> bool:
         """Return whether the training may go on after it was disturbed."""
-        if self.fault in EARLY:
+        if FAULTS[self.fault].early:
             return self.fault == "clock off"
-        restarts = self.launcher.startswith("torchrun") and self.fault == "rank"
-        return restarts or (self.mended and self.launcher not in ("by hand", "srun"))
+        if self.fault == "rank":
+            return self.launcher.startswith("torchrun")
+        return self.mended and self.launcher not in ("by hand", "srun")
 
     def __str__(self) -> str:
-        when = "before" if self.fault in EARLY else f"after epoch {self.epoch} and {self.delay:.1f} s"
+        when = "before" if FAULTS[self.fault].early else f"after epoch {self.epoch} and {self.delay:.1f} s"
         return f"{self.launcher}, {self.script}: {self.fault} on n{self.node} {when}{', mended' * self.mended}"
 
 
@@ -115,192 +103,148 @@ class FindingError(Exception):
     """Arguments: what is wrong, in one line, and the evidence."""
 
 
-def draw(number: int) -> Episode:
-    """Return the episode with this number."""
-    dice = random.Random(number)
-    launcher, script = dice.choice([*LAUNCHERS]), dice.choice(SCRIPTS)
-    fault = dice.choice([fault for fault in FAULTS if not (fault == "agent" and launcher == "by hand")])
-    node = 0 if fault == "rendezvous host" else dice.randrange(NODES)
-    epoch = dice.choice((0, *range(1, EPOCHS - 4)))
-    return Episode(launcher, script, fault, node, epoch, dice.uniform(0, 3 if epoch == 0 else 0.3), dice.random() < 0.5)
-
-
 class Bed:
     """Three nodes with their own copies of the data, a small disk that they share, and a training on them."""
 
-    def __init__(self, net: network.Network, shared: Path, by_slurm: bool) -> None:
-        self.net, self.shared, self.by_slurm, self.job = net, shared, by_slurm, ""
+    def __init__(self, net: network.Network, shared: Path, launcher: str, script: str) -> None:
+        self.net, self.shared, self.launcher, self.script, self.job = net, shared, launcher, script, ""
         self.commands: dict[int, subprocess.Popen] = {}  # by the node on which each runs
-        self.lost_rank = r"\d"  # which rank a fault hits, once it is known
+        self.lost_rank = r"\d"  # which rank the fault hits, once it is known
         shutil.rmtree(shared / "disk" / "run", ignore_errors=True)
         (shared / "disk" / "run").mkdir()
         for log in shared.glob("log*"):
             log.unlink()
-        self.nodes = [self.new_node(number) for number in range(NODES + by_slurm)]
-        if by_slurm:
+        self.nodes = [self.new_node(number) for number in range(NODES + (launcher in BY_SLURM))]
+        if launcher in BY_SLURM:
             self.run(LOGIN, "slurmctld", "-c")
             for number in range(NODES):
                 self.run(number, "slurmd")
-            self.all_idle()
+            wait_until(lambda: self.run(LOGIN, "sinfo", "-h", "-o", "%T", check=False).split() == ["idle"])
 
     def new_node(self, number: int) -> Node:
         more = "mkdir /srv/clock /srv/data /srv/state /srv/spool.$(hostname); cp -a /mnt/images /srv"
         return Node(self.net, number, self.shared, more, size="64m")
 
-    def environment(self, **more: object) -> dict[str, str]:
-        by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable}
-        return {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **{k: str(v) for k, v in more.items()}}
+    def environment(self, more: dict[str, str]) -> dict[str, str]:
+        by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable, "SCRIPT": self.script}
+        return {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **more}
 
     def run(self, number: int, *command: object, check: bool = True) -> str:
         """Run a short command on a node; return its output."""
-        words, pipe = self.nodes[number].command(command), subprocess.PIPE
-        done = subprocess.run(
-            words, env=self.environment(), stdout=pipe, stderr=subprocess.STDOUT, text=True, timeout=60
-        )
+        words, pipes = self.nodes[number].command(command), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(words, env=self.environment({}), text=True, timeout=60, check=False, **pipes)
         if check and done.returncode:
             raise SuiteError(f"{' '.join(map(str, command))} failed on n{number}", done.stdout, "see above", FAILED)
         return done.stdout
 
-    def start(self, number: int, words: list[str], **environment: object) -> None:
-        """Start a command of the training on a node."""
+    def train(self, ranks: int = NODES) -> None:
+        """Start the training."""
+        if self.launcher == "sbatch":
+            self.job = self.run(LOGIN, *LAUNCHERS["sbatch"].split(), *FLAGS.split()).split()[-1]
+        elif self.launcher == "srun":
+            self.start(LOGIN)
+        else:
+            for rank in range(ranks):
+                self.start(rank, RANK=rank, WORLD_SIZE=ranks)
+
+    def start(self, number: int, **told: int) -> None:
+        """Start srun, or a node's torchrun or rank. told: to ranks by hand."""
+        words = f"{LAUNCHERS[self.launcher]} {self.script} {FLAGS}{CHECKPOINT}".split()
+        meeting = {"MASTER_ADDR": "n0", "MASTER_PORT": "29500", **{name: str(told[name]) for name in told}}
         with open(self.shared / f"log-{number}", "a") as log:
             self.commands[number] = subprocess.Popen(
                 self.nodes[number].command(words),
-                env=self.environment(**environment),
+                env=self.environment(meeting if self.launcher == "by hand" else {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
 
-    def train(self, launcher: str, script: str, ranks: int = NODES) -> None:
-        """Start a training."""
-        words = LAUNCHERS[launcher].split()
-        if launcher == "sbatch":
-            words += ["cluster/train.sbatch", *FLAGS.split()]
-            entered = self.nodes[LOGIN].command(words)
-            done = subprocess.run(entered, env=self.environment(SCRIPT=script), capture_output=True, text=True)
-            self.job = done.stdout.strip()
-        elif launcher == "srun":
-            self.start(LOGIN, [*words, script, *FLAGS.split(), *CHECKPOINT.split()])
-        else:
-            for rank in range(ranks):
-                self.start_on(rank, launcher, script, ranks)
-
-    def start_on(self, rank: int, launcher: str, script: str, ranks: int = NODES) -> None:
-        """Start a node's part of a training without SLURM."""
-        told = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "n0", "MASTER_PORT": 29500}
-        words = [*LAUNCHERS[launcher].split(), script, *FLAGS.split(), *CHECKPOINT.split()]
-        self.start(rank, words, **(told if launcher == "by hand" else {}))
-
-    def all_idle(self) -> None:
-        wait_until(lambda: self.run(LOGIN, "sinfo", "-h", "-o", "%T", check=False).split() == ["idle"], 60)
-
-    def state(self) -> str:
+    def job_state(self) -> str:
+        """Return what SLURM says of the job."""
         return self.run(LOGIN, "scontrol", "show", "job", self.job, check=False)
 
     def ended(self) -> bool:
         """Return whether all commands have ended."""
         if self.job:
-            return bool(re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", self.state()))
+            return bool(re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", self.job_state()))
         return all(command.poll() is not None for command in self.commands.values())
 
     def succeeded(self) -> bool:
         if self.job:
-            return "JobState=COMPLETED" in self.state()
+            return "JobState=COMPLETED" in self.job_state()
         return all(command.poll() == 0 for command in self.commands.values())
 
     def said(self) -> str:
         return "\n".join(log.read_text(errors="replace") for log in sorted(self.shared.glob("log*")))
 
     def found(self, number: int, kind: str) -> list[int]:
-        """Return the processes on a node with `kind` in their command lines. Ranks are not their agents."""
-        hit = self.nodes[number].processes().items()
-        return [
-            pid
-            for pid, command in hit
-            if kind in command and ("distributed.run" in kind or "distributed.run" not in command)
-        ]
+        """Return the agents, ranks or slurmstepds on a node. An agent's command contains that of its rank."""
+        processes = self.nodes[number].processes().items()
+        return [pid for pid, words in processes if kind in words and (kind == AGENT) == (AGENT in words)]
 
-    def kill(self, number: int, kind: str, name: str = "SIGKILL") -> None:
+    def send(self, number: int, kind: str, name: str = "SIGKILL") -> None:
         for pid in self.found(number, kind):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, getattr(signal, name))
 
     def note_rank(self, number: int) -> None:
-        """Remember which rank runs on a node."""
-        for pid in self.found(number, "_train.py"):
+        """Remember which rank runs on a node. By hand and by srun, it has the node's number."""
+        if self.launcher in ("by hand", "srun"):
+            self.lost_rank = str(number)
+        for pid in self.found(number, RANK):
             with contextlib.suppress(OSError):
-                told = re.search(rb"\b(?:RANK|SLURM_PROCID)=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())
-                self.lost_rank = told[1].decode() if told else self.lost_rank
+                if told := re.search(rb"\bRANK=(\d)", Path(f"/proc/{pid}/environ").read_bytes()):
+                    self.lost_rank = told[1].decode()
 
-    def inject(self, episode: Episode) -> None:
-        """Inject the fault."""
-        number, fault = episode.node, episode.fault
-        if fault in ("rank", "agent"):
-            kind = "_train.py" if fault == "rank" else AGENTS[episode.launcher]
-            wait_until(lambda: self.found(number, kind) or self.ended(), 200)
-            self.note_rank(number)
-            self.kill(number, kind)
-        elif fault in ("node", "rendezvous host"):
-            self.note_rank(number)
-            self.nodes[number].lose_power()
-        elif fault == "disk full":
-            fill(self.shared / "disk" / "full")
-        elif fault == "own disk full":
-            fill(self.nodes[number].root / "tmp" / "full")
-        elif fault == "disk unmounted":
-            self.run(number, "umount", "-l", "/mnt/disk")
-        elif fault == "data missing":
-            self.run(number, "rm", "-r", "/srv/images")
-        elif fault == "data different":
-            self.run(number, "cp", "/srv/images/train/0/0.png", "/srv/images/train/1/1.png")
-        elif fault == "clock off":
-            (self.nodes[number].root / "srv" / "clock" / "sitecustomize.py").write_text(CLOCK)
+    def kill(self, number: int, kind: str) -> None:
+        """Kill a node's rank or agent, once it runs."""
+        wait_until(lambda: self.found(number, kind) or self.ended(), STARTED_WITHIN)
+        self.note_rank(number)
+        self.send(number, kind)
 
-    def mend(self, episode: Episode) -> None:
-        """Do what an operator or a cluster does after the fault."""
-        number, fault = episode.node, episode.fault
-        if fault == "disk full":
-            (self.shared / "disk" / "full").unlink()
-        elif fault == "own disk full":
-            (self.nodes[number].root / "tmp" / "full").unlink()
-        elif fault == "disk unmounted":
-            self.run(number, "mount", "--bind", self.shared / "disk", "/mnt/disk")
-        elif fault in ("node", "rendezvous host"):
-            self.nodes[number] = self.new_node(number)
-            if self.by_slurm:
-                self.run(number, "slurmd")
-        if episode.launcher.startswith("torchrun") and fault in ("agent", "node", "rendezvous host"):
-            self.start_on(number, episode.launcher, episode.script)
+    def lose_node(self, number: int) -> None:
+        self.note_rank(number)
+        self.nodes[number].lose_power()
+
+    def restart_node(self, number: int) -> None:
+        self.nodes[number] = self.new_node(number)
+        if self.launcher in BY_SLURM:
+            self.run(number, "slurmd")
+        self.restart_agent(number)
+
+    def restart_agent(self, number: int) -> None:
+        if self.launcher.startswith("torchrun"):
+            self.start(number)
+
+    def hasten(self) -> None:
+        """Let a requeued job start now instead of after SLURM's two minutes."""
+        state = self.job_state() if self.job else ""
+        if "JobState=PENDING" in state and "Restarts=0" not in state:
+            self.run(LOGIN, "scontrol", "update", f"JobId={self.job}", "StartTime=now+2", check=False)
 
     def stop(self) -> None:
         """End what still runs, like a scheduler: by SIGTERM, then by SIGKILL."""
         for full in (self.shared / "disk" / "full", *(node.root / "tmp" / "full" for node in self.nodes)):
             full.unlink(missing_ok=True)
-        if self.by_slurm:
+        if self.launcher in BY_SLURM:
             self.run(LOGIN, "scancel", "--user=root", check=False)
             return
         for name in ("SIGTERM", "SIGKILL"):
-            for node in self.nodes:
-                for kind in ("torch.distributed.run", "_train.py"):
-                    self.kill(node.number, kind, name)
-            deadline = time.monotonic() + STOPPED_WITHIN
-            while not self.ended() and time.monotonic() < deadline:
-                time.sleep(0.1)
+            for number in range(NODES):
+                self.send(number, AGENT, name)
+                self.send(number, RANK, name)
+            with contextlib.suppress(AssertionError):
+                wait_until(self.ended, STOPPED_WITHIN)
 
     def left(self) -> list[str]:
         """Return what is left on the nodes: processes and files."""
-        own = ("slurmctld", "slurmd", ":")  # not slurmstepd
-        found = [
-            f"{node.name}: {command}"
-            for node in self.nodes
-            for command in node.processes().values()
-            if command and os.path.basename(command.split()[0]) not in own
-        ]
+        found = [str(part) for part in (self.shared / "disk" / "run").rglob("*.part")]
         for node in self.nodes:
+            ours = [words for words in node.processes().values() if not words.startswith(SLURM_DAEMONS)]
             files = [f"{place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
-            found += [f"{node.name}: {file}" for file in files if "torchelastic_" not in file]  # torchrun leaves them
-        return [*found, *map(str, (self.shared / "disk" / "run").rglob("*.part"))]
+            found += [f"{node.name}: {one}" for one in (*ours, *files) if "/torchelastic_" not in one]  # torchrun's
+        return found
 
     def close(self) -> None:
         for node in self.nodes:
@@ -310,6 +254,9 @@ class Bed:
             command.wait()
 
 
+SLURM_DAEMONS = ("slurmctld", "/usr/sbin/slurmctld", "slurmd", "/usr/sbin/slurmd", ": slurmscriptd")  # no slurmstepd
+
+
 def fill(file: Path) -> None:
     """Write zeros until the disk is full."""
     with contextlib.suppress(OSError), open(file, "wb", buffering=0) as opened:
@@ -317,88 +264,150 @@ def fill(file: Path) -> None:
             opened.write(bytes(1 << 16))
 
 
+class Fault(NamedTuple):
+    """How to inject a fault on a node, and the line that names it: {node}, {number}, {rank} are what it hit.
+
+    mend: what an operator or the cluster does after MENDED_AFTER seconds. early: there before the start.
+    """
+
+    inject: Callable[[Bed, int], object]
+    line: str
+    mend: Callable[[Bed, int], object] = lambda bed, number: None
+    early: bool = False
+
+
+def on_node(*command: str) -> Callable[[Bed, int], object]:
+    return lambda bed, number: bed.run(number, *command)
+
+
+LOST = r"error: .*(rank {rank} (did not|ended)|\b{node}\b|step on node {number}).*"
+DIFFERENT = r"error: .*checksum of the data set: rank 0 has \w+, rank [12] has \w+.*"
+WITH_AGENTS = {"torchrun": AGENT, "torchrun 2:3": AGENT, "srun": "slurmstepd: [", "sbatch": AGENT}
+FAULTS = {
+    "rank": Fault(lambda bed, number: bed.kill(number, RANK), LOST),
+    "agent": Fault(lambda bed, number: bed.kill(number, WITH_AGENTS[bed.launcher]), LOST, Bed.restart_agent),
+    "node": Fault(Bed.lose_node, LOST, Bed.restart_node),
+    "rendezvous host": Fault(Bed.lose_node, LOST, Bed.restart_node),
+    "disk full": Fault(
+        lambda bed, _: fill(bed.shared / "disk" / "full"),
+        r"error: .*/mnt/disk/.*No space left on device; free some space.*",
+        lambda bed, _: (bed.shared / "disk" / "full").unlink(),
+    ),
+    "own disk full": Fault(
+        lambda bed, number: fill(bed.nodes[number].root / "tmp" / "full"),
+        r"error: .*/tmp.*No space left on device.*",
+        lambda bed, number: (bed.nodes[number].root / "tmp" / "full").unlink(),
+    ),
+    "disk unmounted": Fault(
+        on_node("umount", "-l", "/mnt/disk"),
+        r"error: .*/mnt/disk/.*",
+        lambda bed, number: bed.run(number, "mount", "--bind", bed.shared / "disk", "/mnt/disk"),
+    ),
+    "data missing": Fault(on_node("rm", "-r", "/srv/images"), r"error: .*/srv/images.*", early=True),
+    "data different": Fault(
+        on_node("cp", "/srv/images/train/0/0.png", "/srv/images/train/1/1.png"), DIFFERENT, early=True
+    ),
+    "clock off": Fault(
+        lambda bed, number: (bed.nodes[number].root / "srv" / "clock" / "sitecustomize.py").write_text(CLOCK),
+        r"error: .*clock.*",
+        early=True,
+    ),
+}
+
+
+def draw(number: int) -> Episode:
+    """Return the episode with this number."""
+    dice = random.Random(number)
+    launcher, script = dice.choice([*LAUNCHERS]), dice.choice(SCRIPTS)
+    fault = dice.choice([fault for fault in FAULTS if fault != "agent" or launcher in WITH_AGENTS])
+    node = 0 if fault == "rendezvous host" else dice.randrange(NODES)
+    epoch = dice.choice((0, *range(1, EPOCHS - 4)))
+    return Episode(launcher, script, fault, node, epoch, dice.uniform(0, 3 if epoch == 0 else 0.3), dice.random() < 0.5)
+
+
 class Player:
     """Plays episodes on a network, and each script once undisturbed."""
 
     def __init__(self, net: network.Network, shared: Path) -> None:
         self.net, self.shared, self.undisturbed = net, shared, {}
+        self.result = shared / "disk" / "run" / "result.json"
 
     def expected(self, script: str, ranks: int) -> list:
         """Return the losses of an undisturbed training."""
         if (script, ranks) not in self.undisturbed:
-            bed = Bed(self.net, self.shared, by_slurm=False)
-            try:
-                bed.train("by hand", script, ranks)
-                wait_until(bed.ended, 300)
+            with contextlib.closing(Bed(self.net, self.shared, "by hand", script)) as bed:
+                bed.train(ranks)
+                wait_until(bed.ended, STARTED_WITHIN)
                 if not bed.succeeded():
                     raise SuiteError(f"{script} fails by itself", bed.said(), "mend that first", FAILED)
-                self.undisturbed[script, ranks] = learned(self.shared / "disk" / "run" / "result.json")
-            finally:
-                bed.close()
+                self.undisturbed[script, ranks] = learned(self.result)
         return self.undisturbed[script, ranks]
 
     def play(self, episode: Episode) -> dict:
-        """Play an episode. Return how it ended; raise FindingError."""
-        expected = self.expected(episode.script, NODES)
-        bed = Bed(self.net, self.shared, episode.launcher in BY_SLURM)
-        try:
-            if episode.fault in EARLY:
-                bed.inject(episode)
-            bed.train(episode.launcher, episode.script)
-            if episode.launcher in ("by hand", "srun"):
-                bed.lost_rank = str(episode.node)
-            if episode.fault in EARLY:
-                wait_until(lambda: all(bed.found(number, "_train.py") for number in range(NODES)) or bed.ended(), 200)
-                start = time.monotonic()
-            else:
-                if episode.epoch:
-                    wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), 200)
-                time.sleep(episode.delay)
-                bed.inject(episode)
-                start = time.monotonic()
-            ended = self.watch(bed, episode, start, expected)
-            self.check_left(bed, episode)
-            return ended
-        finally:
-            bed.close()
+        """Play an episode. Return its outcome, the seconds until then, and the line that names the fault."""
+        for ranks in (NODES, NODES - 1) if episode.launcher == "torchrun 2:3" else (NODES,):
+            self.expected(episode.script, ranks)
+        with contextlib.closing(Bed(self.net, self.shared, episode.launcher, episode.script)) as bed:
+            start = self.disturb(bed, episode)
+            line, named = self.watch(bed, episode, start)
+            done, seconds = bed.ended() and bed.succeeded(), time.monotonic() - start
+            bed.stop()
+            if done:
+                self.check_result(bed, episode.script)
+            elif named > NAMED_WITHIN:
+                raise FindingError(f"not named within {NAMED_WITHIN} s", bed.said())
+            check_left(bed)
+            outcome, seconds = ("recovered", seconds) if done else ("named", named)
+            return {"outcome": outcome, "seconds": seconds, "line": line}
 
-    def watch(self, bed: Bed, episode: Episode, start: float, expected: list) -> dict:
-        """Wait for the end of a training with a fault, and judge it."""
-        pattern = WORDS[episode.fault].format(node=f"n{episode.node}", number=episode.node, rank=bed.lost_rank)
-        named, line, to_mend, requeued = None, "", episode.mended, False
-        recovers = episode.recovers
-        while time.monotonic() < start + (RECOVERED_WITHIN if recovers or named is None else named + 2):
-            if bed.ended():
-                break
-            if named is None and (match := re.search(pattern, bed.said())):
-                named, line = time.monotonic() - start, match[0]
-            if to_mend and time.monotonic() > start + 4 and episode.fault not in EARLY:
-                to_mend = bed.mend(episode)
-            if bed.job and not requeued and "Restarts=0" not in (state := bed.state()) and "JobState=PENDING" in state:
-                requeued = not bed.run(LOGIN, "scontrol", "update", f"JobId={bed.job}", "StartTime=now+2", check=False)
+    def disturb(self, bed: Bed, episode: Episode) -> float:
+        """Start the training and inject the fault; return when its effect began."""
+        fault = FAULTS[episode.fault]
+        if fault.early:
+            fault.inject(bed, episode.node)
+        bed.train()
+        if fault.early:
+            wait_until(lambda: all(bed.found(node, RANK) for node in range(NODES)) or bed.ended(), STARTED_WITHIN)
+            return time.monotonic()
+        if episode.epoch:
+            wait_until(lambda: f"Epoch [{episode.epoch}/" in bed.said() or bed.ended(), STARTED_WITHIN)
+        time.sleep(episode.delay)
+        fault.inject(bed, episode.node)
+        return time.monotonic()
+
+    def watch(self, bed: Bed, episode: Episode, start: float) -> tuple[str, float]:
+        """Wait for the end. Return the line that names the fault, and after how many seconds it came."""
+        fault, line, named, to_mend = FAULTS[episode.fault], "", math.inf, episode.mended
+        hit = {"node": f"n{episode.node}", "number": episode.node, "rank": bed.lost_rank}
+        while True:
+            over, seconds = bed.ended(), time.monotonic() - start
+            if not line and (match := re.search(fault.line.format(**hit), bed.said())):
+                line, named = match[0], seconds
+            if over or seconds > RECOVERED_WITHIN or (seconds > named + 2 and not episode.recovers):
+                return line, named
+            if to_mend and seconds > MENDED_AFTER and not fault.early:
+                fault.mend(bed, episode.node)
+                to_mend = False
+            bed.hasten()
             time.sleep(0.2)
-        seconds = time.monotonic() - start
-        if named is None and (match := re.search(pattern, bed.said())):
-            named, line = seconds, match[0]
-        done = bed.ended() and bed.succeeded()
-        bed.stop()
-        if done:
-            result = self.shared / "disk" / "run" / "result.json"
-            if not result.exists() or learned(result) != expected:
-                raise FindingError("exit code 0, and other losses", bed.said())
-            if "Epoch [2/" in bed.said().rpartition("Method:")[0] and "resumed" not in result.read_text():
-                raise FindingError("it began anew in spite of its checkpoint", bed.said())
-            return {"outcome": "recovered", "seconds": seconds, "line": line}
-        if named is None or named > NAMED_WITHIN:
-            raise FindingError("not named within 30 s" if named is None else f"named after {named:.0f} s", bed.said())
-        return {"outcome": "named", "seconds": named, "line": line}
 
-    def check_left(self, bed: Bed, episode: Episode) -> None:
-        deadline = time.monotonic() + 20
-        while (left := bed.left()) and time.monotonic() < deadline:
-            time.sleep(0.5)
-        if left:
-            raise FindingError("left behind: " + ", ".join(left), bed.said())
+    def check_result(self, bed: Bed, script: str) -> None:
+        """Raise FindingError if the training that ended well has other losses, or did not use its checkpoint."""
+        if not self.result.exists():
+            raise FindingError("exit code 0, and no result", bed.said())
+        ranks = json.loads(self.result.read_text())["world_size"]
+        if learned(self.result) != self.undisturbed[script, ranks]:
+            raise FindingError("exit code 0, and other losses", bed.said())
+        if "Epoch [2/" in bed.said().rpartition("Method:")[0] and "resumed" not in self.result.read_text():
+            raise FindingError("it began anew in spite of its checkpoint", bed.said())
+
+
+def check_left(bed: Bed) -> None:
+    """Raise FindingError if something is left on a node."""
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not bed.left(), 20)
+    if left := bed.left():
+        raise FindingError("left behind: " + ", ".join(left), bed.said())
 
 
 @contextlib.contextmanager
