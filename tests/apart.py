@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.network import Network, ip
 from tests.fixtures import PROJECT, wait_until
 
-PRIVATE = ("/tmp", "/dev/shm", "/srv")
+PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/srv")  # Python uses /var/tmp if /tmp is full
 SETUP = """
 set -e; trap "" CHLD; hostname n{number}; mount --rbind {shared} /mnt; mount --bind {shared}/hosts /etc/hosts
 for directory in {private}; do mount -t tmpfs -o size={size} none $directory; done
@@ -21,7 +21,7 @@ CLOCK = "import time\nown = time.time\ntime.time = lambda: own() + 90"  # a site
 
 
 class Node:
-    """A node of a network. /mnt is `shared`, which has a file `hosts`; /tmp, /dev/shm and /srv are its own."""
+    """A node of a network. /mnt is `shared`, which has a file `hosts`; PRIVATE are its own."""
 
     def __init__(self, net: Network, number: int, shared: Path, more: str = ":", size: str = "2g") -> None:
         self.net, self.number, self.name = net, number, f"n{number}"

@@ -242,7 +242,7 @@ class Bed:
         found = [str(part) for part in (self.shared / "disk" / "run").rglob("*.part")]
         for node in self.nodes:
             ours = [words for words in node.processes().values() if not words.startswith(SLURM_DAEMONS)]
-            files = [f"{place}/{name}" for place in ("/tmp", "/dev/shm") for name in node.files(place)]
+            files = [f"{place}/{name}" for place in ("/tmp", "/var/tmp", "/dev/shm") for name in node.files(place)]
             found += [f"{node.name}: {one}" for one in (*ours, *files) if "/torchelastic_" not in one]  # torchrun's
         return found
 
@@ -413,7 +413,7 @@ def check_left(bed: Bed) -> None:
 @contextlib.contextmanager
 def shared_directory() -> Iterator[Path]:
     """Make the directory that all nodes see, with images and a small disk in it."""
-    place = Path(tempfile.mkdtemp(prefix="nodes-", dir="/var/tmp"))  # not /tmp, which the nodes do not see
+    place = Path(tempfile.mkdtemp(prefix="nodes-", dir="/run"))  # not /tmp, where the nodes do not see it
     (place / "disk").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32m", "none", place / "disk"], check=True)
     try:
