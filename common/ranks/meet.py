@@ -89,13 +89,13 @@ def limit_silence(port: int, seconds: float) -> None:
     Torch's store waits for an answer without limit, so a host that lost power would let the other ranks wait for TCP's
     own limit, which is 16 minutes.
     """
-    probes = max(1, round(seconds / 4))
-    options = {socket.TCP_KEEPIDLE: probes, socket.TCP_KEEPINTVL: probes, socket.TCP_KEEPCNT: 3}
+    probe = min(max(1, round(seconds / 4)), 8000)  # the kernel allows 9 hours
+    options = {socket.TCP_KEEPIDLE: probe, socket.TCP_KEEPINTVL: probe, socket.TCP_KEEPCNT: 3}
     for known in psutil.Process().net_connections("tcp"):
         if known.raddr and known.raddr.port == port:
             connection = socket.socket(fileno=known.fd)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in {**options, socket.TCP_USER_TIMEOUT: round(1000 * seconds)}.items():
+            for option, value in {**options, socket.TCP_USER_TIMEOUT: 4000 * probe}.items():  # milliseconds
                 connection.setsockopt(socket.IPPROTO_TCP, option, value)
             connection.detach()  # the store closes it
 
