@@ -179,9 +179,9 @@ class Bed:
         return "\n".join(log.read_text(errors="replace") for log in sorted(self.shared.glob("log*")))
 
     def found(self, number: int, kind: str) -> list[int]:
-        """Return the agents, ranks or slurmstepds on a node. An agent's command contains that of its rank."""
-        processes = self.nodes[number].processes().items()
-        return [pid for pid, words in processes if kind in words and (kind == AGENT) == (AGENT in words)]
+        """Return the agents, ranks or slurmstepds on a node. An agent's command contains that of its rank, srun's both."""
+        others = {pid: words for pid, words in self.nodes[number].processes().items() if not words.startswith("srun")}
+        return [pid for pid, words in others.items() if kind in words and (kind == AGENT) == (AGENT in words)]
 
     def send(self, number: int, kind: str, name: str = "SIGKILL") -> None:
         for pid in self.found(number, kind):
