@@ -179,7 +179,7 @@ class Bed:
         return "\n".join(log.read_text(errors="replace") for log in sorted(self.shared.glob("log*")))
 
     def found(self, number: int, kind: str) -> list[int]:
-        """Return the agents, ranks or slurmstepds on a node. An agent's command contains that of its rank, srun's both."""
+        """Return the agents, ranks or slurmstepds on a node. An agent's command contains that of its rank."""
         others = {pid: words for pid, words in self.nodes[number].processes().items() if not words.startswith("srun")}
         return [pid for pid, words in others.items() if kind in words and (kind == AGENT) == (AGENT in words)]
 
