@@ -1,7 +1,7 @@
 # Each target sets up the virtual environment it needs. The README lists the plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence
+.PHONY: demo compare docs test quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence nodes
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
@@ -38,6 +38,11 @@ fuzz: .venv/installed-dev
 HOURS ?= 1
 soak: .venv/installed-dev
 	.venv/bin/python tests/soak.py --hours $(HOURS)
+
+# Faults in trainings on three nodes, which are namespaces (needs root and SLURM): make nodes EPISODES=100 SEED=1
+EPISODES ?= 100
+nodes: .venv/installed-dev
+	.venv/bin/python tests/nodes.py --episodes $(EPISODES) --seed $(SEED) --output figures/faults/nodes.json
 
 # Whole comparisons on a simulated machine, with random faults: make simulate SCHEDULES=100000 SEED=1
 SCHEDULES ?= 10000

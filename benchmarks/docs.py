@@ -217,6 +217,18 @@ def faults(_: str) -> str:
     return lay_out(rows, ("Faults", "Injected", "Handled", "Median time to the report (s)", "Longest (s)"), "github")
 
 
+def nodes(_: str) -> str:
+    """Return the table of faults on three nodes, with a line for each kind."""
+    rows, kinds = [], {}
+    for episode in json.loads((FIGURES / "faults" / "nodes.json").read_text(encoding="utf-8"))["episodes"]:
+        kinds.setdefault(episode["fault"], []).append(episode)
+    for kind, episodes in sorted(kinds.items()):
+        named = [episode["seconds"] for episode in episodes if episode["outcome"] == "named"]
+        longest = f"{max(named):.1f}" if named else "–"
+        rows.append((kind, len(episodes), len(episodes) - len(named), len(named), longest))
+    return lay_out(rows, ("Fault", "Episodes", "Recovered", "Named", "Longest until named (s)"), "github")
+
+
 def difference(names: str) -> str:
     """Return a diff of two scripts from train() on."""
     texts = [(PROJECT / f"{name}.py").read_text(encoding="utf-8") for name in names.split()]
@@ -230,6 +242,7 @@ PARTS = {
     "projection": projection,
     "terminal": terminal,
     "faults": faults,
+    "nodes": nodes,
     "diff": difference,
     "accuracies": accuracies,
     "memory": memory,

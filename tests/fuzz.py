@@ -272,7 +272,7 @@ def check_left(trial: Trial, place: Path, marker: str, ended: Ended, again: bool
         time.sleep(0.05)
     killed = "SIGKILL" in ended.sent
     child_hit = any(fault.position for fault in trial.signals)  # such as a loader worker, which could not clean up
-    allowed = ["torchinductor_", *(["parallel-training-"] if killed and not again else [])]
+    allowed = ["parallel-training-"] if killed and not again else []
     allowed += ["pymp-", "torchelastic_"] if killed or again or child_hit else []
     allowed += ["torchelastic_"] if trial.program in UNDER_TORCHRUN else []
     names = [path.name for path in (place / "tmp").iterdir() if not path.name.startswith(tuple(allowed))]

@@ -1,6 +1,7 @@
 """Atomic writing of files."""
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -15,6 +16,7 @@ from pathlib import Path
 from common.errors import FAILED, NO_SPACE, USAGE, SuiteError, remedy
 from common.files.reading import FILE_KINDS, to_json_types
 
+_mounts: dict[Path, Path] = {}  # directory → the mount point that it was below, when check_writable() was called
 TORN = "[a-z0-9_]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
 
 
@@ -27,6 +29,7 @@ def atomic_write(path: str | Path):
     """
     path = file_behind(path)
     with _explained(path):
+        _refuse_unmounted(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since check_writable()
         remove_torn([path])
         part = _new_part(path)
@@ -42,6 +45,14 @@ def atomic_write(path: str | Path):
             raise
         with contextlib.suppress(OSError), _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as directory:
             os.fsync(directory)  # so that the rename survives a power failure; not all file systems support this
+
+
+def _refuse_unmounted(directory):
+    """Raise OSError if the disk of a checked directory was unmounted: what is written there now would seem lost."""
+    directory.exists()  # lets an automounter mount it
+    mount = _mounts.get(directory, Path("/"))
+    if not os.path.ismount(mount):
+        raise OSError(errno.ENODEV, f"{mount} is not mounted any more")
 
 
 @contextlib.contextmanager
@@ -137,6 +148,8 @@ def check_writable(directory: str | Path, flag: str) -> None:
         Path(directory).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
+        place = Path(os.path.realpath(directory))
+        _mounts[place] = next(parent for parent in (place, *place.parents) if os.path.ismount(parent))
     except OSError as error:
         advice = remedy(error, f"name another directory with {flag}, or free this one")
         raise SuiteError(f"cannot write to {directory}", error.strerror or str(error), advice, USAGE) from None

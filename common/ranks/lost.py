@@ -43,7 +43,9 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
         missing = _missing_ranks(dist_timeout) if dist.is_initialized() else []
         if pending_signal():  # the other rank got the signal too, or the launcher noticed its end
             sys.exit(128 + pending_signal())
-        if missing:
+        if missing is None:
+            cause = f"{os.environ['MASTER_ADDR']}, where the ranks meet, did not answer; {cause}"
+        elif missing:
             atexit.register(kill_ranks, group_store(), missing)  # runs after the error line is printed
             cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
         lost = _lost_contact(cause)
@@ -53,8 +55,11 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
 
 
 def _missing_ranks(dist_timeout):
-    """Return the ranks that have not reported lost contact. Of several, some may still be waiting for the lost one."""
-    start = time.monotonic()
+    """Return the ranks that have not reported lost contact. Of several, some may still be waiting for the lost one.
+
+    If the store does not answer at all, rank 0 is lost, which held it; None if torchrun holds it.
+    """
+    start, missing = time.monotonic(), None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else [0]
     try:
         store = group_store()
         store.set(f"lost-{dist.get_rank()}", "")
@@ -64,8 +69,8 @@ def _missing_ranks(dist_timeout):
             if not missing or pending_signal() or time.monotonic() > start + waiting:
                 return missing
             time.sleep(0.1)
-    except RuntimeError:  # the lost rank's process held the store
-        return []
+    except RuntimeError:  # the process that held the store has ended, or its host is silent
+        return missing
 
 
 class Heartbeat:

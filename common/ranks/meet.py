@@ -2,10 +2,12 @@
 
 import os
 import socket
+import sys
 import time
 import uuid
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
@@ -55,6 +57,8 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
         store.set_timeout(timeout)  # rendezvous() does not pass it to a FileStore
+        if init_method == "env://" and sys.platform == "linux":
+            limit_silence(from_environment("MASTER_PORT"), options.dist_timeout)
         store = of_attempt(store, rank, world_size)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, dist.DistStoreError):
@@ -77,6 +81,23 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
         all_fit = {*all_gather_json(store, "loader", own, rank, world_size)} == {"resident"}
         config = with_loader(config, "resident" if all_fit else "workers")
     return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
+
+
+def limit_silence(port: int, seconds: float) -> None:
+    """Let this process's connections to a port fail after so many seconds without an answer from its host.
+
+    Torch's store waits for an answer without limit, so a host that lost power would let the other ranks wait for TCP's
+    own limit, which is 16 minutes.
+    """
+    probe = min(max(1, round(seconds / 4)), 8000)  # the kernel allows 9 hours
+    options = {socket.TCP_KEEPIDLE: probe, socket.TCP_KEEPINTVL: probe, socket.TCP_KEEPCNT: 3}
+    for known in psutil.Process().net_connections("tcp"):
+        if known.raddr and known.raddr.port == port:
+            connection = socket.socket(fileno=known.fd)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in {**options, socket.TCP_USER_TIMEOUT: 4000 * probe}.items():  # milliseconds
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
+            connection.detach()  # the store closes it
 
 
 def rank_from_environment() -> tuple[int, int]:

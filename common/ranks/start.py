@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,8 +97,6 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     here once. If a rank fails, stops the others and exits with its code.
     """
     os.environ.pop("RANK", None)  # a cluster may set it, but this process is not a rank
-    if not config.compile:  # or importing torchvision makes torch create a directory for its compiler
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
     device = rank_device(config.device, 0, world_size, all_visible=True)
     how = _start_method()
     if how == "fork":

@@ -1,6 +1,7 @@
 """The command line of a training script, parsed before torch is imported."""
 
 import os
+import tempfile
 from argparse import SUPPRESS, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,6 +36,8 @@ def begin_one(name: str, description: str, flags: Mapping[str, dict] | None = No
         for flag, settings in (flags or {}).items():
             parser.add_argument(flag, **settings)
         config, options = parse(parser)
+        if not config.compile:  # or importing torchvision makes torch create a directory for its compiler
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())
         if (local_rank := vars(options).pop("local_rank", None)) is not None:
             os.environ.setdefault("LOCAL_RANK", str(local_rank))
         return config, options

@@ -139,3 +139,14 @@ def test_only_the_partial_files_of_dead_writers_are_removed(name, tmp_path):
             writer.kill()
             writer.communicate()
     assert {file.name for file in tmp_path.iterdir()} == {name, f"{name[:200]}.part"}
+
+
+def test_a_disk_that_is_unmounted_during_a_training(mounted, injected, rejected, tmp_path):
+    """The directory that it was mounted on can be written to, but what is written there would seem lost."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    unmount = {"before": mounted("-t tmpfs", "tmpfs", disk), "environment": injected(f"os.system('umount -l {disk}')")}
+    files = ("--output", disk / "run" / "result.json", "--figure-dir", tmp_path)
+    words = f"cannot write all of {disk}/run/result.json; {disk} is not mounted any more; check its directory and disk"
+    rejected("data_parallel_train.py --model mlp", 1, words, *files, fault="its disk is unmounted", **unmount)
+    assert not [*disk.iterdir()]

@@ -40,7 +40,7 @@ def training(project, injected, tmp_path):
                 start_new_session=True,
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored under nohup
             )
-            left = [name for name in os.listdir(temporary) if not name.startswith(("torchinductor_", "torchelas"))]
+            left = [name for name in os.listdir(temporary) if not name.startswith("torchelastic_")]
         done.left = [*left, *(path.name for path in tmp_path.glob("*.part"))]
         return done
 

@@ -23,7 +23,7 @@ from common.data.synthetic import DRAWN
 from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
 from common.ranks.group import Rank
-from common.ranks.meet import find_ranks, of_attempt, rank_device
+from common.ranks.meet import find_ranks, limit_silence, of_attempt, rank_device
 from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set, small
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -90,6 +90,23 @@ def test_ranks_only_meet_ranks_of_the_same_attempt():
         store.set_timeout(timedelta(seconds=60 if len(ranks) == 3 else 0.5))
         values += {*attempt(store, ranks)}
     assert [value is None for value in values] == [False, True, False, True, False] and len({*values}) == 4
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("seconds, milliseconds", [(12.0, 12000), (1e-9, 4000), (1e300, 32_000_000)])
+def test_a_silent_host_of_the_store_is_not_waited_for_without_limit(seconds, milliseconds, free_port, monkeypatch):
+    """The test of an episode without power, tests/faults/test_nodes.py, needs root."""
+    limits, detach = [], socket.socket.detach
+
+    def read(connection):
+        limits.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+        return detach(connection)
+
+    monkeypatch.setattr(socket.socket, "detach", read)
+    store = dist.TCPStore("127.0.0.1", free_port, is_master=True, wait_for_workers=False)
+    limit_silence(free_port, seconds)
+    store.set("still", "works")
+    assert limits == [milliseconds]
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from common.programs.diagnosis import Job, by_node, problems, table
 from common.ranks import links
 from common.ranks.links import Interface, MeasuredLink, connect_all, listen, measure
 from common.ranks.roll import Roll
+from tests.apart import CLOCK, Node, write_hosts
 from tests.fixtures import PROJECT, child_environment
 
 # ---- judgement
@@ -227,37 +229,28 @@ def test_two_ranks_on_this_machine(tmp_path, free_port, project):
 
 NODES, PORT = 3, 29500
 HANGS = "import shutil, time\nshutil.disk_usage = lambda _: time.sleep(99)"
-CLOCK = "import time\nown = time.time\ntime.time = lambda: own() + 90"
 TORCH = "import torch\ntorch.__version__ = '1.2.3'"
 
 
 class Nodes:
     """Nodes that run the check as ranks, one each."""
 
-    def __init__(self, net, directory: Path, data_root: Path) -> None:
-        self.net, self.own, self.data_root = net, directory / "own", data_root
-        self.directory, self.setups, self.before = directory, [""] * NODES, [""] * NODES
+    def __init__(self, net, directory: Path) -> None:
+        self.net, self.own, self.data_root = net, Path("/srv"), Path("/srv")
+        self.directory, self.setups, self.before = directory, [":"] * NODES, [""] * NODES
         self.variables: list[dict[str, str]] = [{} for _ in range(NODES)]
-        self.ranks = range(NODES)
-        self.own.mkdir()
-        hosts = "".join(f"{net.address(node)} n{node}\n" for node in range(NODES))
-        (directory / "hosts").write_text(f"127.0.0.1 localhost\n{hosts}")
+        self.ranks, self.started = range(NODES), []
+        write_hosts(net, NODES, directory)
 
-    def start(self, node):
-        """Start a rank in namespaces of its own: mounts, host name, processes; its network exists already."""
-        setup = (
-            f"mount -t tmpfs -o size=2g none {self.own}; mount --bind {self.directory}/hosts /etc/hosts; "
-            f"hostname n{node}; mkdir {self.own}/out; echo 1 > {self.own}/file; "
-            f'{self.setups[node] or ":"}; exec {self.before[node]} "$@"'
-        )
-        flags = f"--data-root {self.data_root} --output-dir {self.own}/out --sees {self.own}/file"
-        check = [sys.executable, "-m", "common.programs.check", *flags.split()]
-        unshare = "unshare --mount --uts --pid --fork --kill-child --mount-proc sh -c".split()
-        command = self.net.command(node, [*unshare, setup, "sh", *check])
-        told = {"RANK": f"{node}", "WORLD_SIZE": f"{NODES}", "MASTER_ADDR": "n0", "MASTER_PORT": f"{PORT}"}
-        env = {**child_environment(), **told, "TMPDIR": str(self.own), **self.variables[node]}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen(command, cwd=PROJECT, env=env, **pipes)
+    def start(self, number):
+        """Start a node and its rank."""
+        node = Node(self.net, number, self.directory, f"mkdir /srv/out; echo 1 > /srv/file; {self.setups[number]}")
+        self.started.append(node)
+        flags = f"--data-root {self.data_root} --output-dir /srv/out --sees /srv/file"
+        check = [*self.before[number].split(), sys.executable, "-m", "common.programs.check", *flags.split()]
+        told = {"RANK": f"{number}", "WORLD_SIZE": f"{NODES}", "MASTER_ADDR": "n0", "MASTER_PORT": f"{PORT}"}
+        env = {**child_environment(), **told, **self.variables[number]}
+        return subprocess.Popen(node.command(check), env=env, stdout=PIPE, stderr=PIPE, text=True)
 
     def run(self):
         """Run the check; return what the ranks printed, their exit codes, and the seconds that rank 0 reports."""
@@ -278,7 +271,10 @@ def nodes(tmp_path):
     if missing := network.missing():
         pytest.skip(missing)
     with network.machines(NODES, gbps=0.3, milliseconds=0.1) as net:
-        yield Nodes(net, tmp_path, tmp_path / "own")
+        nodes = Nodes(net, tmp_path)
+        yield nodes
+        for node in nodes.started:
+            node.close()
 
 
 def own_link(gbps, milliseconds):
@@ -302,7 +298,7 @@ def pretended(code):
 
     def plant(nodes):
         (nodes.directory / "sitecustomize.py").write_text(code)
-        nodes.variables[1]["PYTHONPATH"] = str(nodes.directory)
+        nodes.variables[1]["PYTHONPATH"] = "/mnt"  # which is that directory
 
     return plant
 

@@ -5,11 +5,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -23,6 +21,7 @@ from comparison.methods import python
 from comparison.results_file import read_results
 from comparison.run import machine
 from comparison.run.machine import find_nodes, manual_commands
+from tests import slurm as slurm_cluster
 from tests.fixtures import PROJECT, child_environment, plan, small, wait_until
 
 SRUN = {
@@ -136,35 +135,7 @@ def test_a_directory_not_shared_between_machines_is_bad(file, status, project, t
 
 # ---- a real SLURM
 
-CONFIGURATION = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-SlurmctldPort={ports[0]}
-StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool.%n
-SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd.%n.pid
-SlurmctldLogFile={place}/slurmctld.log
-SlurmdLogFile={place}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MpiDefault=none
-SwitchType=switch/none
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SchedulerParameters=sched_min_interval=0,batch_sched_delay=0
-ReturnToService=2
-KillWait=5
-SlurmdTimeout=5
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs={cores} State=UNKNOWN
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs={cores} State=UNKNOWN
-PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
-"""
+NODE = "NodeName={} NodeHostname={} NodeAddr=127.0.0.1 Port={} CPUs={} State=UNKNOWN"
 
 
 def free_ports(number):
@@ -179,24 +150,21 @@ def cluster(tmp_path_factory):
 
     cluster("srun", "--nodes=2", …) runs a command and returns its output. cluster.place: the directory of PID files.
     """
-    if os.geteuid() or not all(map(shutil.which, ("slurmctld", "slurmd", "munged", "srun"))):
-        pytest.skip("needs root and SLURM (Debian: apt-get install --no-install-recommends slurm-wlm munge)")
+    if os.geteuid() or slurm_cluster.missing():
+        pytest.skip(f"{slurm_cluster.missing()} and root")
     place = tmp_path_factory.mktemp("slurm")
     for part in ("state", "spool.n1", "spool.n2"):
         (place / part).mkdir()
     environment = {**child_environment(), **LOCAL, "SLURM_CONF": str(place / "slurm.conf")}
-    host = socket.gethostname().partition(".")[0]
-    configuration = CONFIGURATION.format(host=host, place=place, ports=free_ports(3), cores=os.cpu_count())
-    (place / "slurm.conf").write_text(configuration)
+    host, (port, *ports) = socket.gethostname().partition(".")[0], free_ports(3)
+    nodes = [NODE.format(name, host, own, os.cpu_count()) for name, own in zip(("n1", "n2"), ports, strict=True)]
+    slurm_cluster.configure(place / "slurm.conf", f"{host}(127.0.0.1)", port, place, nodes)
 
     def run(*command, check=True):
         kept = {"env": environment, "cwd": PROJECT, "capture_output": True, "text": True, "timeout": 120}
         return subprocess.run([*map(str, command)], check=check, **kept).stdout
 
-    if not any(process.name() == "munged" for process in psutil.process_iter()):
-        Path("/run/munge").mkdir(exist_ok=True)
-        shutil.chown("/run/munge", "munge")
-        run("runuser", "-u", "munge", "--", shutil.which("munged"))
+    slurm_cluster.start_munge()
     run("slurmctld", "-c")
     run.place = place
     for node in ("n1", "n2"):
