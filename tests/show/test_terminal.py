@@ -1,5 +1,6 @@
 """The screen that a comparison prints at its end, and the next step that it suggests."""
 
+import functools
 import re
 import unicodedata
 from dataclasses import replace
@@ -28,12 +29,17 @@ def columns(line):
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
 
 
+@functools.cache
+def analysed(file):
+    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
+    return analysis, find_proofs(analysis, proof) if proof else []
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, width, language):
-    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
-    proofs = find_proofs(analysis, proof) if proof else []
+    analysis, proofs = analysed(file)
     with speaking(language):
         text = terminal_text(analysis, proofs, width=width)
     lines = text.splitlines()
