@@ -47,6 +47,9 @@ def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, 
     for name, figure in shown.items():
         figure.draw_without_rendering()  # lays it out
         width, height = figure.get_size_inches()
+        for axis in figure.axes:  # each line of a panel has room
+            lines = axis.get_ylim()[0] + 0.5 if axis.yaxis_inverted() else 5
+            assert axis.get_position().height * height > 0.2 * lines, (name, axis.get_position().height * height)
         box = figure.get_tightbbox()  # in inches
         assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, (name, box, (width, height))
 

@@ -247,6 +247,15 @@ def test_the_tables_of_what_was_held_equal_and_of_settings_and_machine(tables):
     assert [f"{row['what']} {row['found']}" for row in tables["Machine"][0]] == machine
 
 
+def test_numbers_are_aligned_right_and_words_left(markdown):
+    text = markdown.replace("\\|", "/").partition("\n## Settings")[0]  # whose values are of both kinds
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        for header, _, *cells in zip(*(line.split("|")[1:-1] for line in table.splitlines()), strict=True):
+            right = header.startswith("   ")
+            assert right or not all(re.match(r" +([-+\d]|–)", cell) for cell in cells)
+            assert not (right and header.strip() in ("Method", "method", "class", "Data set", "Result"))
+
+
 def test_rows_are_compared_by_images_per_second_if_their_epochs_differ_in_size(tmp_path):
     rows = [
         (configuration(method), [each_epoch(one, samples=samples) for one in runs(method, 3 * (seconds,))])
@@ -274,7 +283,11 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
         "test": [one.test_loss for one in result.epochs],
     }
     assert [*accuracies.get_lines()[0].get_ydata()] == [100 * one.test_accuracy for one in result.epochs]
-    shows(shown[0].get_suptitle().split("\n")[0], 3, 100 * result.epochs[-1].test_accuracy)
+    title, trained = shown[0].get_suptitle().split("\n")
+    assert trained == "lenet on synthetic-mnist, ddp, 2 × cpu"
+    shows(title, 3, 100 * result.epochs[-1].test_accuracy)
+    plots.draw_curves(RESULTS["dp"][0], "")
+    assert shown[1].get_suptitle().endswith(", dp, 1 × cpu\nSIMULATED: 2 replicas")
 
 
 # ---- files
