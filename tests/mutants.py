@@ -32,10 +32,18 @@ PATTERNS = (
     "comparison/judge/*.py comparison/show/*.py comparison/plan/*.py common/files/[dpr]*.py common/settings/[st]*.py"
 )
 FILES = {str(file): ast.parse(file.read_text()) for part in PATTERNS.split() for file in sorted(PROJECT.glob(part))}
-TESTS = (
-    "tests/show",
-    "tests/judge tests/plan tests/files tests/settings tests/run/test_cards.py tests/run/test_tips.py",
-)  # run in parallel
+SLOW = "tests/show/test_figures.py tests/show/test_page.py"
+TESTS = (  # run in parallel
+    f"{SLOW} tests/files tests/settings",
+    " ".join(
+        [
+            "tests/show tests/judge tests/plan tests/run/test_cards.py tests/run/test_tips.py "
+            "tests/run/test_session.py tests/run/test_compare.py tests/engine/test_memory.py",
+            *(f"--ignore={file}" for file in SLOW.split()),
+        ]
+    ),
+)
+STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 SECONDS = 6.0  # of tests that are run for each mistake, the quickest first
 # without < and <=, which differ only for equal times
@@ -44,7 +52,7 @@ NAMES = "min max|any all|low high|peak together|fastest_epoch slowest_epoch|trai
 train_seconds evaluate_seconds|startup_seconds total_seconds|samples steps|work exchange|timed_epochs epochs|\
 cpu queued|is_baseline rivals_baseline|rows counterparts|images_per_second epoch_seconds"
 COMPUTES = (ast.BinOp, ast.Subscript, ast.Assign, ast.Compare)  # numbers elsewhere mostly set a figure's looks
-LOOKS = "height width alpha pad".split()  # arguments that only set a figure's looks
+LOOKS = ("height", "width")  # arguments that only set the looks of a figure
 DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened float set".split()
 
 
@@ -58,23 +66,26 @@ def both_ways(pairs, convert=str):
 OPERATORS, NAMES = both_ways(OPERATORS, lambda name: getattr(ast, name)), both_ways(NAMES)
 
 
-def without_effect(tree):
+def without_effect(file, tree):
     """Yield the nodes in which a mistake changes no result."""
     for node in ast.walk(tree):
+        numbers = [child.value for child in ast.iter_child_nodes(node) if type(getattr(child, "value", 0)) is float]
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
             yield node.left  # both bounds of an interval are None, or neither
         if isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "results":
             yield node  # the settings and devices of a row's first run are those of each
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.UnaryOp):
             yield node.value  # the last epoch is one of the timed epochs
-        if any(isinstance(child, ast.Constant) and _is_tolerance(child.value) for child in ast.iter_child_nodes(node)):
+        if isinstance(node, ast.BoolOp) and all(
+            re.search(r"\.(low|high) is None", ast.unparse(one)) for one in node.values
+        ):
             yield node
+        if any(0 < number <= 1e-6 for number in numbers):
+            yield node  # a tolerance
+        if numbers and isinstance(node, ast.BinOp) and file.endswith("plots.py"):
+            yield node  # a size in inches, or a position
         if isinstance(node, ast.keyword) and node.arg in LOOKS:
             yield from ast.walk(node)
-
-
-def _is_tolerance(value):
-    return isinstance(value, float) and 0 < value <= 1e-6
 
 
 def mistakes_in(node):
@@ -100,7 +111,7 @@ def mistakes_in(node):
 def every_mistake():
     """Yield (file, index of the node, index of its mistake, kind, line, name of the constant, if it is in one)."""
     for file, tree in FILES.items():
-        within, spared = {tree: (0, "", False)}, {id(node) for node in without_effect(tree)}
+        within, spared = {tree: (0, "", False)}, {id(node) for node in without_effect(file, tree)}
         for index, node in enumerate(ast.walk(tree)):  # parents come first
             line, name, inside = within.setdefault(node, (0, "", False))
             line, inside = getattr(node, "lineno", line), inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
@@ -156,7 +167,7 @@ class Trace:
         self.lines = before
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if "browser" not in item.fixturenames]
+        items[:] = [item for item in items if STARTS.isdisjoint(item.fixturenames)]
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_make_collect_report(self, collector):
@@ -206,6 +217,8 @@ def tests_of(reached, file, line, name):
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
         lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
+    if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
+        lines = {(file, at) for at in range(1, 1000)}
     chosen, total, package = [], 0.0, f"/{Path(file).parent.name}/"
     for test, (seconds, ran) in sorted(reached.items(), key=lambda item: (package not in item[0], item[1][0])):
         if not lines.isdisjoint(ran):
@@ -230,10 +243,8 @@ def warm_up():
     """Import the dependencies of the tests, so that children start fast, but forget the project's own modules."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take a second in each child
     sys.path[0] = str(PROJECT)  # instead of tests/, whose packages have the names of others
-    for name in (
-        *WARM_UP,
-        *(f"tests.{file.parent.name}.{file.stem}" for file in PROJECT.glob("tests/[jps][uhl]*/test_*.py")),
-    ):
+    modules = (f"tests.{file.parent.name}.{file.stem}" for file in PROJECT.glob("tests/[js][uh]*/test_*.py"))
+    for name in (*WARM_UP, *modules):
         importlib.import_module(name)
     ours = {file.stem for file in PROJECT.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:

@@ -109,7 +109,7 @@ def test_a_straggler_is_named_with_its_rank_and_phase():
 
 
 def test_a_straggler_comes_first_with_all_its_additional_work():
-    waits, works = rank(halves(exchange=9.0, update=14.0)), rank(halves(forward=11.0, backward=13.0, update=14.0))
+    waits, works = rank(halves(exchange=9.0, update=13.0)), rank(halves(forward=11.0, backward=13.0, update=14.0))
     causes = causes_of(single(), ddp(waits, works))
     assert next(iter(causes)) == "straggler" and {*causes} == {"straggler", "update", "backward"}
     assert causes["straggler"].values["place"].values == {"place": Finding("forward"), "n": 1}
@@ -144,6 +144,7 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
     expected = {"place": Finding("forward"), "share": 0.05, "milliseconds": 5.0, "period": period}
     assert (found.kind, found.values) == (kind, pytest.approx(expected))
     assert place(6.0, 2.9) == place(6.0, 5.0, baseline=5.0) == Finding("forward")
+    assert place(6.0, 5.0, baseline=3.0).kind == kind  # half of which is ideal
 
 
 def test_different_long_steps_have_no_period():
@@ -246,6 +247,8 @@ def test_idle_threads_are_named():
     ((kind, cause),) = causes_of(single(), all_cores(1.0)).items()
     assert kind == "idle threads" and (str(cause.values["x"]), cause.values["n"]) == ("1.1 ± 0.0", 2)
     assert causes_of(single(), all_cores(1.9)) == {}
+    unsure = [run(rank(halves(), cpu=cpu), factors=3 * (1.0,), threads_per_process=2) for cpu in (0.7, 1.0, 1.3)]
+    assert causes_of(single(), (configuration("single-all-cores", threads=2), unsure)) == {}
     assert causes_of(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4))) == {}  # one thread each
     two = {"threads_per_process": 2}
     assert [*causes_of(single(**two), ddp(*[rank(halves(), cpu=1.0)] * 2, **two))] == ["idle threads"]

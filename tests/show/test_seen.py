@@ -475,7 +475,8 @@ def test_phases_and_memory_are_drawn_as_bars(drawn):
     (axis,) = drawn["memory.png"].axes
     assert labels(axis) == [*RESULTS] and axis.yaxis_inverted()
     assert bars(axis) == [(pytest.approx(place), 0, pytest.approx(size)) for place, size in enumerate(PEAK.values())]
-    assert all(shows(text.get_text(), size) for text, size in zip(axis.texts, PEAK.values(), strict=True))
+    for place, (text, size) in enumerate(zip(axis.texts, PEAK.values(), strict=True)):
+        assert shows(text.get_text(), size) and text.xy == (pytest.approx(size), place)
     most = max(MEASURED[1:], key=lambda name: abs(log(PEAK[name] / PEAK["single"])))
     title = drawn["memory.png"].get_suptitle()
     assert title.startswith(f"“{most.upper()}” needs {PEAK[most] / PEAK['single']:.2f} times")

@@ -108,6 +108,11 @@ def test_scripts_have_looks_of_their_own_and_no_settings_of_methods():
     assert [line.split()[0] for line in settings.splitlines()[1:]] == ["repeats", "seed", "warmup"]
 
 
+def test_the_size_of_a_device_is_said_of_methods_on_a_cpu_alone():
+    for report, said in ((OF_SCRIPTS.report, False), (report_of(ON_GPU), False), (report_of(SINGLE), True)):
+        assert ("Device: 1 of 1 core." in terminal_text(analyse(report))) == said
+
+
 # ---- figures
 
 
@@ -143,6 +148,12 @@ def test_the_memory_and_the_phases_of_any_baseline(baseline):
         if entry.name in ratios:
             ideal = phases[baseline][place] * threads[baseline] / threads[entry.name]
             assert plots.ideal_phase(analysis, entry, part) == pytest.approx(ideal)
+
+
+def test_a_curve_needs_a_row_with_several_epochs():
+    rows = (configuration(), runs(epochs=1)), (configuration("ddp"), runs("ddp"))
+    assert figures.FIGURES["curves.png"](analyse(report_of(*rows, target_accuracy=0.6)))
+    assert figures.FIGURES["curves.png"](analyse(report_of(rows[0]))) is None
 
 
 @pytest.mark.parametrize("share, shown", [(0.009, False), (0.011, True)])
