@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from copy import deepcopy
 from importlib.machinery import SourceFileLoader
 from inspect import CO_OPTIMIZED
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,7 +46,8 @@ TESTS = (  # run in parallel
 )
 STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-SECONDS = 6.0  # of tests that are run for each mistake, the quickest first
+SECONDS = 8.0  # of tests that are run for each mistake, half of them of WHOLE outputs
+WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
 NAMES = "min max|any all|low high|peak together|fastest_epoch slowest_epoch|train_loss test_loss|mean median|start end|\
@@ -212,20 +214,28 @@ def trace():
 
 
 def tests_of(reached, file, line, name):
-    """Return the quickest tests that run a mistake's line, or one with its constant, those of its own package first."""
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and the quickest others."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
         lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
     if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
         lines = {(file, at) for at in range(1, 1000)}
-    chosen, total, package = [], 0.0, f"/{Path(file).parent.name}/"
-    for test, (seconds, ran) in sorted(reached.items(), key=lambda item: (package not in item[0], item[1][0])):
-        if not lines.isdisjoint(ran):
-            total += seconds
-            if total < SECONDS or not chosen:
-                chosen.append(test)
-    return chosen
+    able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
+    whole = [own for own in able if own[1].startswith(WHOLE)]
+    modules = defaultdict(list)
+    for own in able:
+        modules[own[1].partition("::")[0]].append(own)
+    in_turn = [own for same in zip_longest(*modules.values()) for own in same if own and own not in whole]
+    return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
+
+
+def within(seconds, tests):
+    """Yield the tests that together take at most so long."""
+    for needed, test in tests:
+        if needed <= seconds:
+            seconds -= needed
+            yield test
 
 
 def is_red(mistake, reached, placebo):
