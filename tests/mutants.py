@@ -214,19 +214,20 @@ def trace():
 
 
 def tests_of(reached, file, line, name):
-    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and the quickest others."""
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and the others that run most."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
         lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
+    every = {(file, at) for at in range(1, 1000)}
     if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
-        lines = {(file, at) for at in range(1, 1000)}
+        lines = every
     able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
     whole = [own for own in able if own[1].startswith(WHOLE)]
-    modules = defaultdict(list)
-    for own in able:
-        modules[own[1].partition("::")[0]].append(own)
-    in_turn = [own for same in zip_longest(*modules.values()) for own in same if own and own not in whole]
+    others = defaultdict(list)  # by function, those that run most of the file first
+    for own in sorted(able, key=lambda own: -len(every & reached[own[1]][1])):
+        others[own[1].partition("[")[0]].append(own)
+    in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
     return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
 
 
