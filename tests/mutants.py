@@ -46,7 +46,7 @@ TESTS = (  # run in parallel
 )
 STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-SECONDS = 8.0  # of tests that are run for each mistake, half of them of WHOLE outputs
+SECONDS = 20.0  # of tests that are run for each mistake, half of them of WHOLE outputs
 WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
@@ -214,7 +214,7 @@ def trace():
 
 
 def tests_of(reached, file, line, name):
-    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and the others that run most."""
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and others that run most."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
