@@ -95,14 +95,6 @@ def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     assert lines[4].endswith("failed: signal 9") and lines[5].endswith("skipped: needs 2 GPUs, found none")
 
 
-def test_the_table_of_many_rows_has_the_first_ones_and_the_baseline():
-    others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(14)]
-    text = terminal_text(analyse(report_of(*others, (configuration("single"), runs(seconds=(3.0,) * 3)))), width=80)
-    lines = text.split("\n\n")[2].splitlines()
-    assert len(lines) == 11 and lines[-2].startswith("SINGLE") and lines[-1] == "… 6 more rows"
-    assert len(text.splitlines()) <= LINES
-
-
 @pytest.mark.parametrize("rows", [2, 9, 30])
 def test_the_screen_is_full_if_there_is_more_to_say(rows, monkeypatch):
     monkeypatch.setattr(terminal, "answers", lambda *_: ["One more."] * 40)
