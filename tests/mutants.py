@@ -224,8 +224,9 @@ def tests_of(reached, file, line, name):
         lines = every
     able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
     whole = [own for own in able if own[1].startswith(WHOLE)]
-    others = defaultdict(list)  # by function, those that run most of the file first
-    for own in sorted(able, key=lambda own: -len(every & reached[own[1]][1])):
+    package = f"/{Path(file).parent.name}/"
+    others = defaultdict(list)  # by function: those of the file's own package, and that run most of the file, first
+    for own in sorted(able, key=lambda own: (package not in own[1], -len(every & reached[own[1]][1]))):
         others[own[1].partition("[")[0]].append(own)
     in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
     return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
