@@ -9,16 +9,18 @@ test detects.
 import ast
 import gc
 import importlib
-import json
 import os
+import pickle
 import random
 import re
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from copy import deepcopy
 from importlib.machinery import SourceFileLoader
+from inspect import CO_OPTIMIZED
+from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,15 +33,28 @@ PATTERNS = (
     "comparison/judge/*.py comparison/show/*.py comparison/plan/*.py common/files/[dpr]*.py common/settings/[st]*.py"
 )
 FILES = {str(file): ast.parse(file.read_text()) for part in PATTERNS.split() for file in sorted(PROJECT.glob(part))}
-TESTS = ("tests/show", "tests/judge tests/plan tests/files tests/settings tests/run/test_cards.py")  # run in parallel
+SLOW = "tests/show/test_figures.py tests/show/test_page.py"
+TESTS = (  # run in parallel
+    f"{SLOW} tests/files tests/settings",
+    " ".join(
+        [
+            "tests/show tests/judge tests/plan tests/run/test_cards.py tests/run/test_tips.py "
+            "tests/run/test_session.py tests/run/test_compare.py tests/engine/test_memory.py",
+            *(f"--ignore={file}" for file in SLOW.split()),
+        ]
+    ),
+)
+STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-SECONDS = 6.0  # of tests that are run for each mistake, the quickest first
+SECONDS = 20.0  # of tests that are run for each mistake, half of them of WHOLE outputs
+WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
 NAMES = "min max|any all|low high|peak together|fastest_epoch slowest_epoch|train_loss test_loss|mean median|start end|\
 train_seconds evaluate_seconds|startup_seconds total_seconds|samples steps|work exchange|timed_epochs epochs|\
 cpu queued|is_baseline rivals_baseline|rows counterparts|images_per_second epoch_seconds"
 COMPUTES = (ast.BinOp, ast.Subscript, ast.Assign, ast.Compare)  # numbers elsewhere mostly set a figure's looks
+LOOKS = ("height", "width")  # arguments that only set the looks of a figure
 DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened float set".split()
 
 
@@ -51,6 +66,28 @@ def both_ways(pairs, convert=str):
 
 
 OPERATORS, NAMES = both_ways(OPERATORS, lambda name: getattr(ast, name)), both_ways(NAMES)
+
+
+def without_effect(file, tree):
+    """Yield the nodes in which a mistake changes no result."""
+    for node in ast.walk(tree):
+        numbers = [child.value for child in ast.iter_child_nodes(node) if type(getattr(child, "value", 0)) is float]
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            yield node.left  # both bounds of an interval are None, or neither
+        if isinstance(node, ast.Subscript) and getattr(node.value, "attr", "") == "results":
+            yield node  # the settings and devices of a row's first run are those of each
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.UnaryOp):
+            yield node.value  # the last epoch is one of the timed epochs
+        if isinstance(node, ast.BoolOp) and all(
+            re.search(r"\.(low|high) is None", ast.unparse(one)) for one in node.values
+        ):
+            yield node
+        if any(0 < number <= 1e-6 for number in numbers):
+            yield node  # a tolerance
+        if numbers and isinstance(node, ast.BinOp) and file.endswith("plots.py"):
+            yield node  # a size in inches, or a position
+        if isinstance(node, ast.keyword) and node.arg in LOOKS:
+            yield from ast.walk(node)
 
 
 def mistakes_in(node):
@@ -74,16 +111,17 @@ def mistakes_in(node):
 
 
 def every_mistake():
-    """Yield (file, index of the node, index of its mistake, kind, line, function or "")."""
+    """Yield (file, index of the node, index of its mistake, kind, line, name of the constant, if it is in one)."""
     for file, tree in FILES.items():
-        within = {tree: ("", False)}
+        within, spared = {tree: (0, "", False)}, {id(node) for node in without_effect(file, tree)}
         for index, node in enumerate(ast.walk(tree)):  # parents come first
-            name, inside = within.setdefault(node, ("", False))
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not inside:
-                name, inside = f"{name}.{node.name}".lstrip("."), isinstance(node, ast.FunctionDef)
-            within |= dict.fromkeys(ast.iter_child_nodes(node), (name, inside))
-            for number, (kind, *_) in enumerate(mistakes_in(node)):
-                yield file, index, number, kind, getattr(node, "lineno", 0), name * inside
+            line, name, inside = within.setdefault(node, (0, "", False))
+            line, inside = getattr(node, "lineno", line), inside or isinstance(node, (ast.FunctionDef, ast.Lambda))
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
+                name = name if inside else getattr(target, "id", name)
+            within |= dict.fromkeys(ast.iter_child_nodes(node), (line, name, inside))
+            for number, (kind, *_) in enumerate(() if id(node) in spared else mistakes_in(node)):
+                yield file, index, number, kind, line, "" if inside else name
 
 
 def planted(file, index, number, *_):
@@ -110,29 +148,59 @@ def run_tests(which, plugins=(), *more):
 
 
 class Trace:
-    """A pytest plugin that writes, for each test, its time and the functions of FILES it calls."""
+    """A pytest plugin that writes, for each test, its time and the lines in functions of FILES that it runs.
+
+    Lines that run while a module is imported, or in a fixture that tests share, count for all tests of the module.
+    """
 
     def __init__(self, output):
-        self.output, self.reached = output, {}
+        self.output, self.lines, self.reached, self.shared = output, set(), {}, defaultdict(set)
+        sys.settrace(self.trace)
+
+    def trace(self, frame, *_):
+        code = frame.f_code
+        if code.co_filename in FILES and code.co_flags & CO_OPTIMIZED:  # neither a module's body nor a class's
+            self.lines.add((code.co_filename, frame.f_lineno))
+            return self.trace
+
+    def into(self, lines):
+        before, self.lines = self.lines, lines
+        yield
+        self.lines = before
 
     def pytest_collection_modifyitems(self, items):
-        items[:] = [item for item in items if "browser" not in item.fixturenames]
+        items[:] = [item for item in items if STARTS.isdisjoint(item.fixturenames)]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_make_collect_report(self, collector):
+        yield from self.into(self.shared[collector.path])
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_fixture_setup(self, fixturedef, request):
+        yield from self.into(self.lines if fixturedef.scope == "function" else self.shared[request.node.path])
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
-        codes, start = set(), time.process_time()
-        sys.settrace(lambda frame, *_: codes.add(frame.f_code) if frame.f_code.co_filename in FILES else None)
-        yield
-        sys.settrace(None)
-        called = {(code.co_filename, code.co_qualname.partition(".<locals>")[0]) for code in codes}
-        self.reached[item.nodeid] = time.process_time() - start, *called
+        forget()
+        start, lines = time.process_time(), set()
+        yield from self.into(lines)
+        self.reached[item] = time.process_time() - start, lines
 
     def pytest_sessionfinish(self):
-        self.output.write_text(json.dumps(self.reached))
+        sys.settrace(None)
+        reached = {item.nodeid: (own[0], own[1] | self.shared[item.path]) for item, own in self.reached.items()}
+        self.output.write_bytes(pickle.dumps(reached))
+
+
+def forget():
+    """Empty the caches of FILES, so that each test runs what it uses."""
+    for module in [*sys.modules.values()]:
+        for value in vars(module).values() if getattr(module, "__file__", "") in FILES else ():
+            getattr(value, "cache_clear", int)()
 
 
 def trace():
-    """Return test → [seconds, [file, function], …] of all TESTS."""
+    """Return test → (seconds, {(file, line), …}) of all TESTS."""
     with TemporaryDirectory() as directory:
         outputs = [Path(directory, str(number)) for number in range(len(TESTS))]
         children = [
@@ -142,29 +210,40 @@ def trace():
         for pid in children:
             if os.waitpid(pid, 0)[1]:
                 sys.exit("the tests are red without any mistake")
-        return {test: calls for output in outputs for test, calls in json.loads(output.read_text()).items()}
+        return {test: calls for output in outputs for test, calls in pickle.loads(output.read_bytes()).items()}
 
 
-def tests_of(reached, file, line, function):
-    """Return the quickest tests that call a mistake's function, those of its own package first.
+def tests_of(reached, file, line, name):
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and others that run most."""
+    lines = {(file, line)}
+    if name:
+        users = ((own, Path(own).read_text().splitlines()) for own in FILES)
+        lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
+    every = {(file, at) for at in range(1, 1000)}
+    if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
+        lines = every
+    able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
+    whole = [own for own in able if own[1].startswith(WHOLE)]
+    package = f"/{Path(file).parent.name}/"
+    others = defaultdict(list)  # by function: those of the file's own package, and that run most of the file, first
+    for own in sorted(able, key=lambda own: (package not in own[1], -len(every & reached[own[1]][1]))):
+        others[own[1].partition("[")[0]].append(own)
+    in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
+    return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
 
-    For a mistake in a constant, these are the tests that call anything in the files that use it.
-    """
-    name = re.match(r"\w*", Path(file).read_text().splitlines()[line - 1])[0] or "nothing"
-    files = [own for own in FILES if own == file or re.search(rf"\b{name}\b", Path(own).read_text())]
-    chosen, total, package = [], 0.0, f"/{Path(file).parent.name}/"
-    for test, (seconds, *calls) in sorted(reached.items(), key=lambda item: (package not in item[0], item[1][0])):
-        if any([own, called] == [file, function] if function else own in files for own, called in calls):
-            total += seconds
-            if total < SECONDS or not chosen:
-                chosen.append(test)
-    return chosen
+
+def within(seconds, tests):
+    """Yield the tests that together take at most so long."""
+    for needed, test in tests:
+        if needed <= seconds:
+            seconds -= needed
+            yield test
 
 
 def is_red(mistake, reached, placebo):
     """Return whether the tests of a mistake fail or take too long. placebo: run them without the mistake."""
-    file, _, _, _, line, function = mistake
-    chosen, get_code = tests_of(reached, file, line, function), SourceFileLoader.get_code
+    file, _, _, _, line, name = mistake
+    chosen, get_code = tests_of(reached, file, line, name), SourceFileLoader.get_code
     if not placebo:
         code = compile(planted(*mistake)[0], file, "exec")
         SourceFileLoader.get_code = lambda self, name: code if self.path == file else get_code(self, name)
@@ -174,11 +253,10 @@ def is_red(mistake, reached, placebo):
 
 def warm_up():
     """Import the dependencies of the tests, so that children start fast, but forget the project's own modules."""
-    sys.path.insert(0, str(PROJECT))
-    for name in (
-        *WARM_UP,
-        *(f"tests.{file.parent.name}.{file.stem}" for file in PROJECT.glob("tests/[jps]*/test_*.py")),
-    ):
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take a second in each child
+    sys.path[0] = str(PROJECT)  # instead of tests/, whose packages have the names of others
+    modules = (f"tests.{file.parent.name}.{file.stem}" for file in PROJECT.glob("tests/[js][uh]*/test_*.py"))
+    for name in (*WARM_UP, *modules):
         importlib.import_module(name)
     ours = {file.stem for file in PROJECT.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:

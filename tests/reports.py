@@ -190,12 +190,16 @@ def full_report():
     )
 
 
-def two_sweeps():
+def two_sweeps(methods=("single",)):
     return report_of(
         *(
-            (configuration(values={"model": model, "batch_size": size}, model=model), runs(global_batch_size=size))
+            (
+                configuration(method, values={"model": model, "batch_size": size}, model=model),
+                runs(method, global_batch_size=size),
+            )
             for model in ("lenet", "mlp")
             for size in (64, 128)
+            for method in methods
         )
     )
 

@@ -96,7 +96,7 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...]) -> float:
         low, high = 0.0, 40 * math.sqrt(count)
         while high - low > 1e-9 * high:
             bound = (low + high) / 2
-            outside = _normal_probability((points - bound) / step) + _normal_probability((-points - bound) / step)
+            outside = 2 * _normal_probability((points - bound) / step)  # the masses are symmetric
             low, high = (bound, high) if outside @ masses > error - earlier else (low, bound)
         inside = bound * nodes
         density = np.exp(-(((inside[:, None] - points) / step) ** 2) / 2) / (step * math.sqrt(2 * math.pi))

@@ -75,6 +75,9 @@ def test_shorter_and_longer_parts_are_named_in_order_of_size():
 def test_time_outside_of_the_phases_is_named():
     long = replace(rank(halves()), train_seconds=0.26)
     assert [*causes_of(single(), ddp(long, long))] == ["outside"]
+    for forward in (2.0, 8.0):  # nothing remains of a shorter or longer step
+        told = verdict_of(single(), even(forward=forward))
+        assert "forward" in told and "cannot be attributed" not in told
 
 
 def test_small_parts_are_not_named_and_noise_proves_nothing():
@@ -109,7 +112,7 @@ def test_a_straggler_is_named_with_its_rank_and_phase():
 
 
 def test_a_straggler_comes_first_with_all_its_additional_work():
-    waits, works = rank(halves(exchange=9.0, update=14.0)), rank(halves(forward=11.0, backward=13.0, update=14.0))
+    waits, works = rank(halves(exchange=9.0, update=13.0)), rank(halves(forward=11.0, backward=13.0, update=14.0))
     causes = causes_of(single(), ddp(waits, works))
     assert next(iter(causes)) == "straggler" and {*causes} == {"straggler", "update", "backward"}
     assert causes["straggler"].values["place"].values == {"place": Finding("forward"), "n": 1}
@@ -144,6 +147,7 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
     expected = {"place": Finding("forward"), "share": 0.05, "milliseconds": 5.0, "period": period}
     assert (found.kind, found.values) == (kind, pytest.approx(expected))
     assert place(6.0, 2.9) == place(6.0, 5.0, baseline=5.0) == Finding("forward")
+    assert place(6.0, 5.0, baseline=3.0).kind == kind  # half of which is ideal
 
 
 def test_different_long_steps_have_no_period():
@@ -216,6 +220,7 @@ def test_waiting_for_late_ranks_is_separate_from_the_exchange():
     "values, kind, way",
     [
         ({"environment": ENVIRONMENT}, "shared cores", "too many threads"),
+        ({"threads_per_process": 3}, "shared cores", "too many threads"),
         ({}, "shared cores", "unbound ranks"),
         ({"config": {**make_result().config, "bind": True}}, "shared cores", "bound ranks"),
         ({"devices": ("cuda:0 (A)", "cuda:1 (A)")}, "shared cores", "other bindings"),
@@ -223,17 +228,19 @@ def test_waiting_for_late_ranks_is_separate_from_the_exchange():
     ],
 )
 def test_queueing_for_a_core_is_named(values, kind, way):
-    workers = values.get("workers_per_process", 0)
+    workers, threads = values.get("workers_per_process", 0), values.get("threads_per_process", 1)
     alone = {"workers_per_process": 2 * workers, "devices": values.get("devices", ("cpu",))[:1]}
-    base = single(**alone, **{name: value for name, value in values.items() if name == "config"})
+    equal = ("config", "threads_per_process")
+    base = single(**alone, **{name: value for name, value in values.items() if name in equal})
 
     def named(queued):
-        return causes_of(base, ddp(*[rank(halves(), cpu=0.5, queued=queued)] * 2, **values))
+        total = queued and threads * queued
+        return causes_of(base, ddp(*[rank(halves(), cpu=0.95 * threads, queued=total)] * 2, **values))
 
     ((found, cause),) = named(0.45).items()
     advice = cause.values.get("advice")
     assert (found, advice.kind if advice else cause.wording or found) == (kind, way)
-    assert cause.values["n"] == pytest.approx(0.45) and cause.values["threads"] == 2
+    assert cause.values["n"] == pytest.approx(0.45) and cause.values["threads"] == 2 * threads
     assert cause.values["workers"] == 2 * workers
     enough = 0.15 if workers else 0.25
     assert [[*named(share)] for share in (enough - 0.01, enough + 0.01, None)] == [[], [kind], []]
@@ -246,6 +253,8 @@ def test_idle_threads_are_named():
     ((kind, cause),) = causes_of(single(), all_cores(1.0)).items()
     assert kind == "idle threads" and (str(cause.values["x"]), cause.values["n"]) == ("1.1 ± 0.0", 2)
     assert causes_of(single(), all_cores(1.9)) == {}
+    unsure = [run(rank(halves(), cpu=cpu), factors=3 * (1.0,), threads_per_process=2) for cpu in (0.7, 1.0, 1.3)]
+    assert causes_of(single(), (configuration("single-all-cores", threads=2), unsure)) == {}
     assert causes_of(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4))) == {}  # one thread each
     two = {"threads_per_process": 2}
     assert [*causes_of(single(**two), ddp(*[rank(halves(), cpu=1.0)] * 2, **two))] == ["idle threads"]
@@ -260,6 +269,8 @@ def test_growing_epochs_are_named():
 
     ((kind, cause),) = causes_of(single(epochs=4), growing(1.0, 0.9, 1.0, 1.1)).items()
     assert (kind, cause.wording, cause.values["n"]) == ("growing", "growing more", pytest.approx(0.2))
+    more = causes_of(single(epochs=4), growing(1.0, 0.9, 1.0, 1.4))["growing"]
+    assert more.values["n"] == pytest.approx(0.5 / 1.1)  # by regression, relative to the mean
     for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
         assert "growing" not in causes_of(single(), steady)
     machine = row(

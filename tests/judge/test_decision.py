@@ -63,6 +63,7 @@ def test_equal_weights_after_20_steps_replace_an_uncertain_accuracy():
     assert chosen(*rows, equivalence=equal) == "DDP"
     assert chosen(SINGLE, row("ddp", FAST, (0.1, 0.11, 0.09)), equivalence=equal) == "SINGLE"  # proved to be lower
     assert chosen(*rows, target_accuracy=0.6) == "DDP"  # reached by every run
+    assert chosen(SINGLE, row("ddp", FAST, (0.1, 0.11, 0.09)), target_accuracy=0.05) == "DDP"
 
 
 def test_a_row_that_failed_in_slow_blocks_does_not_profit():

@@ -85,6 +85,30 @@ def test_a_training_time_has_an_interval_from_three_runs():
     assert np.log(summary_of(*runs(seconds=seconds, epochs=1)).training_interval) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    "spread, first, last, kinds",
+    [
+        (0.059, 1.49, 1.14, []),
+        (0.061, 1.49, 1.14, ["spread"]),
+        (0.059, 1.51, 1.14, ["long first epoch"]),
+        (0.059, 1.49, 1.16, ["stalled"] * 3),
+        (0.059, 1.49, 0.84, ["stalled"] * 3),
+    ],
+)
+def test_times_are_doubted_from_a_threshold_on(spread, first, last, kinds):
+    """spread: standard deviation of the runs' logarithms. first, last: epochs, relative to the median one."""
+    mean = (2 + last) / 3
+    seconds = [[math.exp(own) * part for part in (first * mean, 1.0, last, 1.0)] for own in (-spread, 0.0, spread)]
+    found = unsteadiness(row_of(*(make_result(seconds=own) for own in seconds)))
+    assert [one.kind for one in found] == kinds
+    for odd in (one.values["epochs"] for one in found if one.kind == "stalled"):
+        assert (
+            odd.kind == "odd epoch"
+            and odd.values["n"] == (3,)
+            and odd.values["s"][0] / odd.values["m"] == pytest.approx(last)
+        )
+
+
 def test_warnings_of_dependent_blocks_and_two_modes():
     random = np.random.default_rng(1)
     slow = np.cumsum(random.normal(0, 0.05, (30, 2)), axis=0)  # drifts from block to block

@@ -169,6 +169,8 @@ def test_the_measured_gain_is_reported():
         ({"remedied": {"exchange": 8.0}}, "not shorter"),
         ({"remedied": {"exchange": 6.0, "backward": 4.0}}, "not shorter"),  # only the step is
         ({"remedied": {"exchange": 0.0, "backward": 4.0}}, "elsewhere"),
+        ({"remedied": {"exchange": 0.0, "backward": 16.0}}, "elsewhere"),
+        ({"remedied": {"exchange": 0.0}, "jitter": (1.0, 1.1, 0.9)}, "proved"),  # perhaps less, perhaps more
         ({"remedied": {"exchange": 0.7}}, "proved"),  # within 15%
         ({"remedied": {"exchange": 3.0}}, "less"),
         ({"remedied": {"exchange": 0.0}, "own": {"exchange": 12.0}, "sham": {"exchange": 12.0}}, "more"),

@@ -70,18 +70,45 @@ def bounds(ratio):
     return [math.log(value) for value in (ratio.value, ratio.low, ratio.high)]
 
 
-def test_each_column_has_its_own_variance_shrunk_towards_the_mean():
-    logs = np.log(times := table())
-    residuals = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
-    squares, mean = (residuals**2).sum(0), (residuals**2).sum() / 12  # (4 - 1)(5 - 1) degrees of freedom
-    assert residual_deviation(times) == pytest.approx(math.sqrt(mean))
-    # each column has 3 degrees of freedom, of which 1 - 2/5 are its own; the mean counts as half a degree
-    own = np.maximum(mean + (squares - squares.mean()) / (3 * (1 - 2 / 5) + 0.5), 0.5 * mean / 3.5)
-    for found, other in zip(ratios(times, 0, [1, 2, 3, 4]), range(1, 5), strict=True):
-        difference, error = (logs[:, 0] - logs[:, other]).mean(), math.sqrt((own[0] + own[other]) / 4)
-        centre, low, high = bounds(found)
-        assert (centre, (low + high) / 2) == pytest.approx((difference, difference))
-        assert dunnett_quantile(4, 8) < (high - low) / 2 / error < dunnett_quantile(4, 3)
+def judged_independently(times, reference, others, confidence=0.95):
+    """Return [(logarithm of the ratio, half width of its interval)], from quadratic forms of the observations."""
+    logs, columns_of = np.log(times), range(times.shape[1])
+    block, column = np.nonzero(np.isfinite(logs))
+    design = np.column_stack([block == one for one in range(len(times))] + [column == one for one in columns_of])
+    estimate, seen = np.linalg.pinv(design.astype(float)), logs[block, column]
+    rest, of = np.eye(len(seen)) - design @ estimate, [np.diag(1.0 * (column == one)) for one in columns_of]
+    freedom, counts = round(np.trace(rest)), np.array([part.sum() for part in of])
+    shared = min(0.5, (freedom + 1 - counts.max()) / 4)
+    pooled = shared * (seen @ rest @ seen) / freedom
+    expected = [[np.trace(rest @ one @ rest @ two) for two in of] for one in of] + shared * np.eye(len(of))
+    found = np.linalg.solve(expected, [seen @ rest @ one @ rest @ seen + pooled for one in of])
+    variances = np.maximum(found, pooled / (counts - 1 + shared))
+    noise = rest @ sum(own * part for own, part in zip(variances, of, strict=True)) @ rest
+    squared = [[np.trace(one @ noise @ two @ noise) for two in of] for one in of] + shared * np.diag(variances**2)
+    errors = np.linalg.inv(expected) @ (2 * np.array(squared)) @ np.linalg.inv(expected)
+    weights = [estimate[len(times) + reference] - estimate[len(times) + other] for other in others]
+    covariance = np.array(weights) @ np.transpose(weights) / np.outer(*2 * [np.linalg.norm(weights, axis=1)])
+    correlation = min(0.5, round(covariance.min(), 3)) if len(others) > 1 else 0.5
+    results = []
+    for own in weights:
+        shares = np.array([(own[column == one] ** 2).sum() for one in columns_of])
+        variance = shares @ variances
+        freedom = max(1.0, 2 * variance**2 / (shares @ errors @ shares))  # Satterthwaite's
+        whole = math.floor(freedom)
+        ends = [math.log(dunnett_quantile(len(others), whole + more, confidence, correlation)) for more in (0, 1)]
+        critical = np.interp(-1 / freedom, [-1 / whole, -1 / (whole + 1)], ends)
+        results.append((own @ seen, math.exp(critical) * math.sqrt(variance)))
+    return results
+
+
+@pytest.mark.parametrize("holes", [[], [(0, 1), (3, 0), (3, 4)], [(1, 2), (2, 2), (5, 3)]])
+def test_intervals_are_those_of_an_independent_calculation(holes):
+    times = table(6) * np.exp(np.random.default_rng(5).normal(0, 0.01, (6, 5)) * [9, 1, 3, 1, 6])
+    for place in holes:
+        times[place] = np.nan
+    found = [bounds(ratio) for ratio in ratios(times, 0, [1, 2, 3, 4], 0.9)]
+    expected = judged_independently(times, 0, [1, 2, 3, 4], 0.9)
+    assert np.array(found) == pytest.approx(np.array([(own, own - margin, own + margin) for own, margin in expected]))
 
 
 def test_variances_are_unbiased_if_blocks_have_holes():
@@ -98,22 +125,6 @@ def test_two_columns_are_compared_by_a_paired_t_test():
     times = table(columns=2)
     (found,) = ratios(times, 0, [1])
     assert bounds(found)[1:] == pytest.approx(stats.ttest_rel(*np.log(times).T).confidence_interval())
-
-
-def test_blocks_with_holes_are_judged_by_least_squares():
-    times = table(noise=0.01)
-    times[0, 1] = times[3, 0] = times[3, 4] = np.nan
-    blocks, columns = np.nonzero(np.isfinite(times))
-    # another parametrisation: the first row in the first block, and the differences from it
-    others = [blocks == block for block in range(1, 4)] + [columns == column for column in range(1, 5)]
-    design = np.column_stack([np.ones(len(blocks)), *others])
-    estimates, *_ = np.linalg.lstsq(design, np.log(times[blocks, columns]))
-    found, several = ratios(times, 0, [1])[0], ratios(times, 0, [1, 2, 3, 4])[0]
-    assert math.log(found.value) == pytest.approx(-estimates[4]) and several.value == found.value
-    # with holes the differences are less correlated, which makes the critical value a little larger
-    larger = math.log(several.high / several.low) / math.log(found.high / found.low)
-    least, most = (dunnett_quantile(4, 3, correlation=correlation) / t_quantile(3) for correlation in (0.5, 0.0))
-    assert 0.9 * least < larger < 1.1 * most
 
 
 def test_an_empty_column_does_not_change_the_others():
@@ -191,7 +202,10 @@ def test_several_looks_together_have_95_percent_confidence():
 def test_the_resolution_is_detected_with_80_percent_probability():
     assert resolution(0.05, 1, 6, 5) == resolution(0.05, 2, 2, 1) == math.inf
     found = [resolution(0.05, blocks, 4, 3) for blocks in (3, 5, 10)]
-    assert found == sorted(found, reverse=True) and found[0] > 0.15 and found[-1] < 0.09
+    for blocks, columns, freedom in ((3, 4, 3), (5, 3, 5), (10, 2, 9)):  # one more than a paired test has
+        errors = dunnett_quantile(columns - 1, freedom, 0.9) + stats.t.ppf(0.8, freedom)
+        share = resolution(0.05, blocks, columns, columns - 1, 0.9)
+        assert math.log1p(share) == pytest.approx(errors * 0.05 * math.sqrt(2 / blocks), rel=1e-5)
     detected = 0
     for seed in range(300):
         times = table(5, 4, seed) * [found[1] + 1, 1, 1, 1]
@@ -209,6 +223,36 @@ def test_dependent_blocks_are_detected():
             found[correlation] += block_dependence(np.exp(0.04 * np.array(states)))[1] <= 0.01
     assert found[0.0] <= 3 and found[0.9] >= 34  # expected: 1% and 96%
     assert block_dependence(table(blocks=4)) is None and block_dependence(np.full((5, 2), 1.0)) is None
+
+
+def as_chance(found, others):
+    """Assert that a statistic has the p-value that is its rank among others."""
+    value, chance = found
+    assert chance * 1000 == pytest.approx(round(chance * 1000), abs=1e-9)  # of 999 resamples and itself
+    assert chance == pytest.approx(np.mean(np.array(others) >= value), abs=0.05)
+
+
+def test_the_chances_of_self_tests_are_those_of_an_independent_calculation():
+    random, times = np.random.default_rng(3), table(blocks=7, columns=4, seed=2)
+    logs = np.log(times)
+    rest = logs - logs.mean(0) - logs.mean(1, keepdims=True) + logs.mean()
+
+    def dependence(order):
+        return np.mean([(own[1:] * own[:-1]).sum() / (own**2).sum() for own in rest[order].T])
+
+    found = block_dependence(times)
+    assert found[0] == pytest.approx(dependence(range(7))) and 0.1 < found[1] < 0.9
+    as_chance(found, [dependence(random.permutation(7)) for _ in range(999)])
+
+    def between(values):
+        whole = sorted(values)
+        parts = [(whole[:cut], whole[cut:]) for cut in range(2, len(whole) - 1)]
+        return max(1 - sum(len(own) * np.var(own) for own in part) / (len(whole) * np.var(whole)) for part in parts)
+
+    values = [3.0, 1.1, 9.2, 2.2, 8.1, 4.0, 3.9]
+    found = two_modes(values)
+    assert found[0] == pytest.approx(between(values)) and 0.05 < found[1] < 0.9
+    as_chance(found, [between(random.normal(size=7)) for _ in range(999)])
 
 
 def test_two_modes_are_detected():

@@ -10,7 +10,7 @@ import pytest
 
 from common.files.results import PhaseTimes, RankTimes
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import critical_rank, rank_means
+from comparison.judge.ranks import critical_rank, mean_phases, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
@@ -116,6 +116,10 @@ def test_phases_are_the_critical_ranks():
     slowest = critical_rank(rank_means(of_ranks((1.0, 30.0, 0.0), (1.1, 20.0, 0.0))))  # without an exchange
     assert slowest.phases["forward"] == pytest.approx(20.0)
     assert critical_rank(rank_means(make_result())) is None
+
+
+def test_phases_must_be_known_in_every_epoch():
+    assert mean_phases([PhaseTimes(1.0), PhaseTimes(4.0, 2.0)], [2, 1]) == {"data": 2.0}
 
 
 def test_ranks_must_be_recorded_in_every_epoch():

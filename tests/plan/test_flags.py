@@ -36,6 +36,7 @@ def test_budget_is_the_default_and_accepts_units(flags, repeats, budget, planned
         (2, "--loader workers", "workers"),
         (2, "--num-workers 4", "workers"),
         (2, "--methods single:num-workers=2", "workers"),
+        (2, "--allow-unequal --methods single single:num-workers=2", "workers"),
         (0, "--recipe fast", "resident"),
     ],
 )

@@ -76,6 +76,15 @@ def test_rows_on_gpus_and_why_some_are_skipped(monkeypatch):
     assert "accelerate is not installed" in plan()["accelerate"].skip and not plan()["ddp"].skip
 
 
+def test_rows_on_several_nodes_start_a_task_for_each_device():
+    rows = plan(4, nodes=[1, 2], nproc=[4], methods=[("single", {}), ("ddp", {})])
+    assert {name: (row.nodes, row.tasks) for name, row in rows.items()} == {
+        "single": (1, 1),
+        "ddp-nodes=1": (1, 1),
+        "ddp-nodes=2": (2, 4),
+    }
+
+
 def test_rows_of_the_ladder():
     names = "single single-all-cores ddp-1 ddp-no-sync ddp".split()
     assert [method for method, _ in parse_method("ladder")] == ladder() == names
@@ -236,4 +245,5 @@ def test_variants_of_a_single_script():
     on_gpus = made(2, 8)
     assert list(on_gpus) == ["8 loader workers", "data parallel ×2, tried"]
     assert [row.skip for row in on_gpus.values()] == ["", ""]
-    assert [row.skip for row in made(2, 8, ranks=4).values()] == ["", "needs 4 GPUs, found 2"]
+    for gpus, ranks in ((2, 4), (1, 2)):
+        assert [row.skip for row in made(gpus, 8, ranks).values()] == ["", f"needs {ranks} GPUs, found {gpus}"]

@@ -225,6 +225,9 @@ def test_the_report_shows_the_bus_bandwidth_without_nvml(tmp_path):
 def test_energy_needs_all_gpus_of_a_row(tmp_path):
     report = with_cards(USE, replace(USE, joules=None))
     assert measure(report).summaries[report.plan[0].name].images_per_joule is None
+    first, *others = with_cards(USE).outcomes
+    unknown = replace(report, outcomes=(replace(first, cards=(replace(USE, joules=None),)), *others))
+    assert measure(unknown).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
     assert card_table(analyse(with_cards()), "simple") == ""
 

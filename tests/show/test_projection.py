@@ -66,6 +66,7 @@ def test_gpus_share_no_cores_and_copy_nothing_before_sending():
     given = projected((planned, runs("single")), **NETWORK, loader={**LOADER, "num_workers": 0})
     assert given.projection.points[1].step.exchange == pytest.approx(1)
     text = sentences(given)
+    assert "80.00 Gbit/s" in terminal_text(given, verbose=True)
     assert "network of 80.00 Gbit/s with 0.00 ms" in text and "share a core" not in text
 
 

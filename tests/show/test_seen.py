@@ -247,12 +247,22 @@ def test_the_tables_of_what_was_held_equal_and_of_settings_and_machine(tables):
     assert [f"{row['what']} {row['found']}" for row in tables["Machine"][0]] == machine
 
 
+def test_numbers_are_aligned_right_and_words_left(markdown):
+    text = markdown.replace("\\|", "/").partition("\n## Settings")[0]  # whose values are of both kinds
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        for header, _, *cells in zip(*(line.split("|")[1:-1] for line in table.splitlines()), strict=True):
+            right = header.startswith("   ")
+            assert right or not all(re.match(r" +([-+\d]|–)", cell) for cell in cells)
+            assert not (right and header.strip() in ("Method", "method", "class", "Data set", "Result"))
+
+
 def test_rows_are_compared_by_images_per_second_if_their_epochs_differ_in_size(tmp_path):
     rows = [
         (configuration(method), [each_epoch(one, samples=samples) for one in runs(method, 3 * (seconds,))])
         for method, samples, seconds in (("single", 1000, 2.0), ("ddp", 900, 1.5))
     ]
-    assert "600 instead of 500 images/s" in markdown_of(analyse(report_of(*rows, allow_unequal=True)), tmp_path)
+    text = markdown_of(analyse(report_of(*rows, allow_unequal=True)), tmp_path)
+    assert "600 instead of 500 images/s" in text and "SINGLE: the baseline, 500 images/s, 2.00 s per epoch" in text
 
 
 # ---- one run
@@ -274,7 +284,11 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
         "test": [one.test_loss for one in result.epochs],
     }
     assert [*accuracies.get_lines()[0].get_ydata()] == [100 * one.test_accuracy for one in result.epochs]
-    shows(shown[0].get_suptitle().split("\n")[0], 3, 100 * result.epochs[-1].test_accuracy)
+    title, trained = shown[0].get_suptitle().split("\n")
+    assert trained == "lenet on synthetic-mnist, ddp, 2 × cpu"
+    shows(title, 3, 100 * result.epochs[-1].test_accuracy)
+    plots.draw_curves(RESULTS["dp"][0], "")
+    assert shown[1].get_suptitle().endswith(", dp, 1 × cpu\nSIMULATED: 2 replicas")
 
 
 # ---- files
@@ -462,7 +476,8 @@ def test_phases_and_memory_are_drawn_as_bars(drawn):
     (axis,) = drawn["memory.png"].axes
     assert labels(axis) == [*RESULTS] and axis.yaxis_inverted()
     assert bars(axis) == [(pytest.approx(place), 0, pytest.approx(size)) for place, size in enumerate(PEAK.values())]
-    assert all(shows(text.get_text(), size) for text, size in zip(axis.texts, PEAK.values(), strict=True))
+    for place, (text, size) in enumerate(zip(axis.texts, PEAK.values(), strict=True)):
+        assert shows(text.get_text(), size) and text.xy == (pytest.approx(size), place)
     most = max(MEASURED[1:], key=lambda name: abs(log(PEAK[name] / PEAK["single"])))
     title = drawn["memory.png"].get_suptitle()
     assert title.startswith(f"“{most.upper()}” needs {PEAK[most] / PEAK['single']:.2f} times")

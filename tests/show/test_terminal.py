@@ -1,5 +1,6 @@
 """The screen that a comparison prints at its end, and the next step that it suggests."""
 
+import functools
 import re
 import unicodedata
 from dataclasses import replace
@@ -8,8 +9,10 @@ import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.judge.remedies import find_proofs
+from comparison.plan.counterparts import BEFORE, counterpart
 from comparison.record import Equivalence
 from comparison.results_file import read_results
+from comparison.show import terminal
 from comparison.show.advice import next_step
 from comparison.show.report import PROOF, read_beside
 from comparison.show.tables import answer_rows
@@ -28,12 +31,17 @@ def columns(line):
     return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in line)
 
 
+@functools.cache
+def analysed(file):
+    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
+    return analysis, find_proofs(analysis, proof) if proof else []
+
+
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("file", FILES, ids=NAMES)
 def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, width, language):
-    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
-    proofs = find_proofs(analysis, proof) if proof else []
+    analysis, proofs = analysed(file)
     with speaking(language):
         text = terminal_text(analysis, proofs, width=width)
     lines = text.splitlines()
@@ -87,12 +95,14 @@ def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     assert lines[4].endswith("failed: signal 9") and lines[5].endswith("skipped: needs 2 GPUs, found none")
 
 
-def test_the_table_of_many_rows_has_the_first_ones_and_the_baseline():
-    others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(14)]
-    text = terminal_text(analyse(report_of(*others, (configuration("single"), runs(seconds=(3.0,) * 3)))), width=80)
-    lines = text.split("\n\n")[2].splitlines()
-    assert len(lines) == 11 and lines[-2].startswith("SINGLE") and lines[-1] == "… 6 more rows"
-    assert len(text.splitlines()) <= LINES
+@pytest.mark.parametrize("rows", [2, 9, 30])
+def test_the_screen_is_full_if_there_is_more_to_say(rows, monkeypatch):
+    monkeypatch.setattr(terminal, "answers", lambda *_: ["One more."] * 40)
+    monkeypatch.setattr(terminal, "resolution", lambda _: [])
+    others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(1, rows)]
+    lines = terminal_text(analyse(report_of(SINGLE, *others, twin=False)), width=80).splitlines()
+    said = lines.count("One more.")
+    assert len(lines) == LINES and said >= 1 and lines[-1].startswith(f"{40 - said} more findings")
 
 
 def test_an_excluded_row_shows_the_reason():
@@ -145,6 +155,7 @@ def _half(result):
 INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
 LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
+MODELS = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
 NEXT = {  # situation → (report, part of the next step)
     "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
     "interrupted": (INTERRUPTED, "--resume"),
@@ -152,6 +163,8 @@ NEXT = {  # situation → (report, part of the next step)
     "without all cores": (of_two_cores(report_of(SINGLE, DDP)), "add single-all-cores to --methods"),
     "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
     "one row": (report_of(SINGLE), "leave out --methods"),
+    "models": (report_of(*MODELS), None),
+    "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
     "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
     "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),
     "tied": (report_of(SINGLE, DDP, UNSURE), "--repeats 12 (now 3)"),

@@ -225,6 +225,12 @@ def test_a_recommendation_with_a_tie_and_an_exclusion():
     assert advice.startswith("Recommendation: use “SINGLE”: 2.50 s per epoch with evaluation. It is statistically tied")
 
 
+def test_the_simplest_of_several_tied_rows():
+    rows = [(configuration(method), runs(method, FAST, count=2)) for method in ("dp", "ddp", "fsdp")]
+    (advice,) = recommendations(report_of(SINGLE, *rows))
+    assert "It is statistically tied with “DDP” and “FSDP”, and is the simplest of them." in advice
+
+
 def test_single_runs_recommend_nothing():
     none = "Recommendation: none. 1 run per row cannot prove a difference"
     report = report_of((configuration(), runs(seconds=(2.0,))), (ddp(), two((1.0,))), repeats=1)

@@ -6,6 +6,7 @@ import sys
 import unicodedata
 
 import pytest
+from matplotlib.text import Text
 
 import compare_parallel
 from common.errors import MACHINE, SuiteError
@@ -31,7 +32,7 @@ from comparison.words import (
     without_formats,
 )
 from tests.fixtures import PROJECT
-from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps
+from tests.reports import COMPARISONS, DDP, ON_CIFAR10, SINGLE, full_report, report_of, two_sweeps, unlike
 
 COMMITTED = [
     PROJECT / "figures" / name / "results.json" for name in (*COMPARISONS, *ON_CIFAR10, "resident-mnist", "prove-mnist")
@@ -102,6 +103,16 @@ def test_nothing_is_left_in_english(report):
             shown = [text.replace(render(named(reason)), "") for text in shown]
     left = [line for text in shown for line in text.splitlines() if ENGLISH.search(re.sub(r"--\S+|A/A", "", line))]
     assert not left
+
+
+@pytest.mark.parametrize(
+    "report", [unlike(), full_report(), two_sweeps(methods=("single", "ddp"))], ids=["rows", "scaling", "map"]
+)
+def test_figures_are_in_chinese(report):
+    with speaking("zh"):
+        drawn = [figure for draw in figures_module.FIGURES.values() if (figure := draw(analyse(report)))]
+    texts = [text.get_text() for figure in drawn for text in figure.findobj(Text)]
+    assert len(drawn) >= 5 and not [text for text in texts if ENGLISH.search(text.replace("A/A", ""))]
 
 
 @pytest.mark.parametrize("width", [80, 100])
