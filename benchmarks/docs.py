@@ -2,9 +2,10 @@
 
     python benchmarks/docs.py
 
-Writes JSON schemas (2020-12) of the project's files to docs/*.schema.json, the terminal output of comparisons to
-figures/*/terminal-COLUMNS.txt, and the text between <!-- NAME --> and <!-- end --> in each page, which is a table of
-committed JSON or a diff of two scripts. Parts without committed results are left as they are.
+Writes JSON schemas (2020-12) of the project's files to docs/*.schema.json, the reports of comparisons to
+figures/*/report.md, their terminal output to figures/*/terminal-COLUMNS.txt, and the text between <!-- NAME --> and
+<!-- end --> in each page, which is a table of committed JSON or a diff of two scripts. Parts without committed results
+are left as they are.
 """
 
 import difflib
@@ -13,6 +14,7 @@ import json
 import re
 import statistics
 import textwrap
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +26,14 @@ from common.files.results import PHASES, RunResult
 from common.files.writing import write_text
 from common.settings.config import FLAGS, RunConfig
 from common.words import count
-from comparison.judge.analysis import Analysis, analyse
+from comparison.judge.analysis import Analysis, analyse, find_tips
+from comparison.judge.remedies import find_proofs
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
+from comparison.show import figures
 from comparison.show.detail_tables import before_table, memory_table, projection_table, sweep_tables
+from comparison.show.report import PROOF, TIPS, markdown_report, read_beside
 from comparison.show.tables import accuracy, lay_out, main_rows, table_of
 from comparison.show.terminal import terminal_text
 
@@ -198,6 +203,15 @@ def terminal(name: str) -> str:
     return textwrap.indent(screen(FIGURES / name / "terminal-80.txt"), "    ").rstrip("\n")
 
 
+def report(directory: Path) -> str:
+    """Return the report.md of a comparison."""
+    analysis = analyse(read_results(directory / "results.json"))
+    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
+    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
+    drawn = [directory / name for name in figures.FIGURES if (directory / name).exists()]
+    return markdown_report(analysis, drawn, find_proofs(analysis, proof) if proof else [])
+
+
 def screen(file: Path) -> str:
     """Return the text of terminal-COLUMNS.txt next to a comparison's results."""
     report = read_results(file.parent / "results.json")
@@ -277,6 +291,8 @@ def generated_files() -> dict[Path, str]:
         files[DOCS / f"{name}.schema.json"] = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
     for file in FIGURES.glob("*/terminal-*.txt"):
         files[file] = screen(file)
+    for file in FIGURES.rglob("report.md"):
+        files[file] = report(file.parent)
     return files
 
 
