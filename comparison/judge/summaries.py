@@ -166,7 +166,7 @@ def _memory(results: Sequence[RunResult]) -> Memory | None:
     if not devices:
         return None
     peak, together = (statistics.median(map(combine, devices)) for combine in (max, sum))
-    parts = results[0].memory_parts
+    parts = results[0].memory_parts or {}
     known = parts if any(parts.values()) else {}  # every network has parameters
     return Memory(peak, together, known)
 

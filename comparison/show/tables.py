@@ -71,7 +71,7 @@ def accuracy(accuracies: tuple[float, ...]) -> str:
     The last digit is the first significant one of the standard deviation, with at most two decimals. A single run has
     one decimal.
     """
-    if not accuracies:
+    if not accuracies or math.isnan(sum(accuracies)):  # a run whose script was observed has none
         return DASH
     mean = 100 * statistics.mean(accuracies)
     if len(accuracies) == 1:

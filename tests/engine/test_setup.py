@@ -155,7 +155,9 @@ def test_each_slow_test_belongs_to_one_quarter_chosen_by_the_commit(pytestconfig
     conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
     hook, run = SimpleNamespace(pytest_deselected=lambda items: None), []
     for commit in ("a4", "b9", "2", "7"):
-        items = [SimpleNamespace(path=PROJECT, keywords=["slow"], number=number) for number in range(20)]
+        items = [
+            SimpleNamespace(path=PROJECT, keywords=["slow"], number=number, fixturenames=()) for number in range(20)
+        ]
         config = SimpleNamespace(getoption=lambda name, commit=commit: conftest.quarter(commit), hook=hook)
         conftest.pytest_collection_modifyitems(config, items)
         run.append([item.number for item in items])
