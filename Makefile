@@ -15,7 +15,7 @@ test: .venv/installed-dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
 
-# Tests that start no program of the suite, in a minute or two.
+# Tests that start no program of the suite, in two or three minutes.
 quick: .venv/installed-dev
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault and not process"
 
