@@ -50,8 +50,7 @@ def run(context: ParallelContext, train_step, optimizer, loaders, image_set: Ima
     train_step: see common.engine.loop. options: the script's own flags. Raises SuiteError (FAILED) after writing the
     result file if training diverged or missed its target; SystemExit after writing the checkpoint if a signal ended it.
     """
-    until_signal = end_after_step(ctrl_c=config.checkpoint is not None)
-    with until_signal, register_program(TRAINING), end_workers_of(loaders[0]):
+    with end_after_step(ctrl_c=config.checkpoint is not None), register_program(TRAINING), end_workers_of(loaders[0]):
         training = _Run(context, train_step, optimizer, loaders, image_set, config, options)
         partial_epoch = training.resume()
         training.announce()

@@ -19,7 +19,10 @@ class DirectoryLock(contextlib.AbstractContextManager):
 
     def __init__(self, directory: Path):
         self.directory, self._file = directory, directory / ".comparison.lock"
+
+    def __enter__(self) -> "DirectoryLock":
         self._lock()
+        return self
 
     def check(self) -> None:
         """If the directory was moved or deleted, lock that path again.
@@ -33,7 +36,7 @@ class DirectoryLock(contextlib.AbstractContextManager):
         self._lock()
         if (self.directory / "results.json").exists():
             what = f"{self.directory} was moved or deleted, and another comparison has written to it"
-            raise SuiteError(what, "its results.json is not ours", ELSEWHERE, USAGE)
+            raise SuiteError(what, "its results.json is that of the other one", ELSEWHERE, USAGE)
 
     def __exit__(self, *_) -> None:
         self._lock_file.release()

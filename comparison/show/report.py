@@ -147,6 +147,7 @@ def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: 
 
 
 def markdown_report(analysis: Analysis, figures: list[Path], proofs: Sequence[Proof] = ()) -> str:
+    """Return the text of report.md."""
     command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end the code
     parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
     for section in sections(analysis, figures, proofs, "github"):
