@@ -14,7 +14,6 @@ import json
 import re
 import statistics
 import textwrap
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +25,13 @@ from common.files.results import PHASES, RunResult
 from common.files.writing import write_text
 from common.settings.config import FLAGS, RunConfig
 from common.words import count
-from comparison.judge.analysis import Analysis, analyse, find_tips
-from comparison.judge.remedies import find_proofs
+from comparison.judge.analysis import Analysis, analyse
 from comparison.plan.counterparts import BEFORE
 from comparison.record import Report
 from comparison.results_file import SCHEMA_VERSION, read_results
 from comparison.show import figures
 from comparison.show.detail_tables import before_table, memory_table, projection_table, sweep_tables
-from comparison.show.report import PROOF, TIPS, markdown_report, read_beside
+from comparison.show.report import markdown_report, with_tips_and_proofs
 from comparison.show.tables import accuracy, lay_out, main_rows, table_of
 from comparison.show.terminal import terminal_text
 
@@ -205,11 +203,9 @@ def terminal(name: str) -> str:
 
 def report(directory: Path) -> str:
     """Return the report.md of a comparison."""
-    analysis = analyse(read_results(directory / "results.json"))
-    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
-    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
+    analysis, proofs = with_tips_and_proofs(analyse(read_results(directory / "results.json")), directory)
     drawn = [directory / name for name in figures.FIGURES if (directory / name).exists()]
-    return markdown_report(analysis, drawn, find_proofs(analysis, proof) if proof else [])
+    return markdown_report(analysis, drawn, proofs)
 
 
 def screen(file: Path) -> str:

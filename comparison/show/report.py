@@ -73,9 +73,7 @@ def present(directory: Path, language: str = ENGLISH, verbose: bool = False) -> 
 
 def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: bool = False) -> None:
     """Print the result of a comparison, and write its report files and figures into `directory`."""
-    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
-    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
-    proofs = find_proofs(analysis, proof) if proof else []
+    analysis, proofs = with_tips_and_proofs(analysis, directory)
     with speaking(language):
         text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
         print(f"\n{printable(text)}", flush=True)
@@ -84,6 +82,13 @@ def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: 
         drawn = figures.draw_all(analysis, directory)  # slow, so after the files above in case of an interrupt
         write_markdown(analysis, directory / "report.md", drawn, proofs)
         write_html(analysis, directory / "report.html", drawn, proofs)
+
+
+def with_tips_and_proofs(analysis: Analysis, directory: Path) -> tuple[Analysis, list[Proof]]:
+    """Return the analysis with the tips beside a comparison, and the proofs of its causes."""
+    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
+    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
+    return analysis, find_proofs(analysis, proof) if proof else []
 
 
 def read_beside(directory: Path, kind: str) -> Report | None:

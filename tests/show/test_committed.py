@@ -1,16 +1,14 @@
 """The committed reports, tables and screens are what the committed results show."""
 
 import csv
-from dataclasses import replace
 from itertools import chain
 
 import pytest
 
-from comparison.judge.analysis import analyse, find_tips
-from comparison.judge.remedies import find_proofs
+from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
 from comparison.show.figures import FIGURES
-from comparison.show.report import PROOF, TIPS, read_beside, write_csv, write_markdown
+from comparison.show.report import with_tips_and_proofs, write_csv, write_markdown
 from comparison.show.terminal import terminal_text
 from tests.fixtures import PROJECT
 
@@ -27,11 +25,9 @@ def numbers(file):
 
 @pytest.mark.parametrize("directory", COMMITTED, ids=lambda directory: directory.name)
 def test_what_is_committed_is_current(directory, tmp_path):
-    analysis = analyse(read_results(directory / "results.json"))
-    proof, tips = read_beside(directory, PROOF), read_beside(directory, TIPS)
-    analysis = replace(analysis, tips=find_tips(tips) if tips else ())
+    analysis, proofs = with_tips_and_proofs(analyse(read_results(directory / "results.json")), directory)
     drawn = [directory / name for name in FIGURES if (directory / name).exists()]
-    write_markdown(analysis, tmp_path / "report.md", drawn, find_proofs(analysis, proof) if proof else [])
+    write_markdown(analysis, tmp_path / "report.md", drawn, proofs)
     assert (tmp_path / "report.md").read_text(encoding="utf-8") == (directory / "report.md").read_text(encoding="utf-8")
     write_csv(analysis, tmp_path / "results.csv")
     assert numbers(tmp_path / "results.csv") == numbers(directory / "results.csv")
