@@ -20,6 +20,7 @@ import compare_parallel
 from common.engine.timing import Stopwatch
 from common.settings.config import parse, script_parser
 from comparison.methods import Machine
+from comparison.run import forked
 from tests.fixtures import PROJECT, child_environment, misfits, run_in_process, small
 from tests.pretended_gpus import pretended_gpus
 
@@ -55,6 +56,12 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def no_forks(monkeypatch):
+    """Start children of this process afresh. Programs under test do fork."""
+    monkeypatch.setattr(forked, "can_fork", lambda: False)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ from common.machine import lifetime
 from common.machine.entry import run_script
 from common.machine.turns import IDLE, OBSERVE, START, TURNS
 from comparison import results_file
-from comparison.run import cards, turns
+from comparison.run import cards, forked, turns
 from comparison.run.observed import OBSERVED
 from comparison.show import report as shown
 from tests.reports import ENVIRONMENT, PROBE, make_result
@@ -271,6 +271,7 @@ class Machine:
                 (lifetime, {"tags": self._tags}),
                 (turns, {"available_cores": lambda: self.cores, "usable_cores": lambda: {*range(self.cores)}}),
                 (turns, {"oom_kills": lambda: self.killed_for_memory, "LOOK_EVERY": LOOK_EVERY}),
+                (forked, {"can_fork": lambda: False}),
                 (cards, {"nvml": lambda: None}),
                 (tempfile, {"tempdir": str(self.place / "tmp")}),
                 (shown.figures, {"draw_all": lambda *_: []}),
@@ -481,13 +482,13 @@ class Machine:
         self.call("started")
         return process
 
-    def _run(self, command, **_):
+    def _run(self, command, stdout=None, **_):
         """Run a helper of the suite and return what it prints."""
         self.call("helper")
         if not self._inside:
             self.move(self.now + 1.0)
         if self.happened[-1:] == [(self.now - 1.0, "helper killed")]:
-            return subprocess.CompletedProcess(command, -signal.SIGKILL, "")
+            return subprocess.CompletedProcess(command, -signal.SIGKILL)
         module = command[command.index("-m") + 1].rpartition(".")[2]
         self.asked.append(module)
         if module == "check":
@@ -499,7 +500,8 @@ class Machine:
             answer = {**PROBE, "steps": steps, "memory": memory}
         else:  # weights: how far each pair of files differs
             answer = [1e-8] * (len(command[command.index("-m") + 2 :]) // 2)
-        return subprocess.CompletedProcess(command, 0, json.dumps(answer))
+        stdout.write(json.dumps(answer).encode())
+        return subprocess.CompletedProcess(command, 0)
 
     # ---- a training
 

@@ -17,6 +17,7 @@ from common.machine.cores import throttled_seconds
 
 CALLS = {"cpu": 1, "cuda": 20}  # calls per measurement, so that the host's launch hardly counts on a GPU
 WARM_UP = 0.5  # seconds until a GPU's clocks have risen
+EARLIER = "PARALLEL_TRAINING_EARLIER"  # environment variable: seconds that a template took to start for its forks
 SAMPLE_EVERY, SAMPLE_FIRST = 20, 5  # training batches, counted from 0
 
 
@@ -38,8 +39,14 @@ def warm_clocks(devices: Sequence[torch.device]) -> float:
 
 
 def command_start(of_parent: bool = False) -> float:
-    """Return when this process or its parent (a rank's launcher) started, in seconds since the Unix epoch."""
-    pid = os.getppid() if of_parent else os.getpid()
+    """Return when this process or its parent (a rank's launcher) started, in seconds since the Unix epoch.
+
+    For a fork of a template, that is as long before the fork as the template took to start.
+    """
+    return _process_start(os.getppid() if of_parent else os.getpid()) - float(os.environ.get(EARLIER, 0))
+
+
+def _process_start(pid):
     try:  # field 22 of proc_pid_stat(5), in clock ticks; psutil rounds the boot time to seconds
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

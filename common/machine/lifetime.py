@@ -24,7 +24,7 @@ from pathlib import Path
 
 import psutil
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 TAG = "PARALLEL_TRAINING_RUN"  # environment variable of all processes of a run: see own_tag()
 PREFIX = "parallel-training-{}-"  # of a process's temporary directories, with its own_name()
 
@@ -33,6 +33,17 @@ def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. Not for processes started by a shell."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def adopt_orphans() -> Iterator[None]:
+    """Let descendants whose parent ends during the `with` become children of this process. Only on Linux."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def start_worker(_: int) -> None:

@@ -10,12 +10,15 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit
+from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit, remedy
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from comparison.methods import PROJECT, python
+from comparison.run.forked import Forked, fork
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL
+Child = subprocess.Popen | Forked
+STDERR = 2  # of this process
 LONGEST_TMPDIR = 70  # a socket's path has at most 107 bytes (unix(7)), of which multiprocessing needs 32
 
 
@@ -33,9 +36,7 @@ def run_child(command: tuple[str, ...], log: Path, timeout: float | None = None)
 
 
 @contextlib.contextmanager
-def started(
-    command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None
-) -> Iterator[subprocess.Popen]:
+def started(command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None) -> Iterator[Child]:
     """Start `command` with stdout and stderr in the file `log`, and stop it at the end of the `with`.
 
     environment: additional variables. None of its descendants outlives the `with`, even if this process is killed.
@@ -46,7 +47,9 @@ def started(
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         variables = {**_environment(temporary, tag), **(environment or {})}
         # end_with_parent covers the case that the guard is killed too
-        child = subprocess.Popen(command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent)
+        child = fork(command, variables, 2 * (file.fileno(),)) or subprocess.Popen(
+            command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent
+        )
         try:
             yield child
         finally:
@@ -62,7 +65,7 @@ def _new_file(path):
         path.unlink(missing_ok=True)
         return open(path, "xb")
     except OSError as error:
-        advice = "free it, or name another --output-dir"
+        advice = remedy(error, "free it, or name another --output-dir")
         raise SuiteError(f"cannot write {path}", error.strerror or str(error), advice, USAGE) from None
 
 
@@ -79,18 +82,26 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
     guard()
     path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = (*launcher, python(), "-m", module, *flags)
-    with temporary_directory() as temporary:
-        environment = {**_environment(temporary, own_tag(module)), "PYTHONPATH": path}
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, preexec_fn=end_with_parent)
-    if done.returncode < 0:
-        found, advice = describe_exit(done.returncode), "try it again, or with a smaller --batch-size"
+    with temporary_directory() as temporary, open(Path(temporary, "stdout"), "w+b") as stdout:
+        environment = {**_environment(temporary, own_tag(uuid.uuid4().hex)), "PYTHONPATH": path}
+        if child := fork(command, environment, (stdout.fileno(), STDERR)):
+            try:
+                code = child.wait()
+            finally:
+                end_together([child])
+        else:
+            code = subprocess.run(command, stdout=stdout, env=environment, preexec_fn=end_with_parent).returncode
+        stdout.seek(0)
+        printed = stdout.read().decode()
+    if code < 0:
+        found, advice = describe_exit(code), "try it again, or with a smaller --batch-size"
         raise SuiteError(f"{module} ended without a word", found, advice, FAILED)
-    if done.returncode not in fine:
-        raise HelperFailed(done.returncode)
-    return done.stdout
+    if code not in fine:
+        raise HelperFailed(code)
+    return printed
 
 
-def end_together(children: Sequence[subprocess.Popen]) -> None:
+def end_together(children: Sequence[Child]) -> None:
     """End children and their process groups, even stopped ones: SIGTERM, GRACE seconds for all, then SIGKILL."""
     deadline = time.monotonic() + GRACE
     alive = [child for child in children if child.poll() is None]

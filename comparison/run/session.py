@@ -19,7 +19,7 @@ from comparison.record import Report
 from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Configuration
 from comparison.run.equivalence import check_equivalence
-from comparison.run.fitting import failed_runs, next_batch, try_batch, with_largest
+from comparison.run.fitting import failed_runs, gpu_need, next_batch, try_batch, why_not_in_turns, with_largest
 from comparison.run.forecast import (
     checks_maths,
     describe_time_left,
@@ -29,8 +29,8 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
+from comparison.run.forked import renew_template
 from comparison.run.lock import DirectoryLock
-from comparison.run.memory import gpu_need, why_not_in_turns
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
@@ -168,6 +168,8 @@ def _run_blocks(report, output):
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
+        if report.left:
+            renew_template()
     return report
 
 

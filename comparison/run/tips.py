@@ -20,7 +20,7 @@ from comparison.plan.tips import TRAINED, UNKNOWN, effect_of, options_for, that_
 from comparison.record import Report, Settings
 from comparison.results_file import write_results
 from comparison.rows import Configuration, Row
-from comparison.run.memory import gpu_need, why_not_in_turns
+from comparison.run.fitting import gpu_need, why_not_in_turns
 from comparison.run.scripts import SLICES, ScriptRun, Slices
 from comparison.run.turns import ROOM, Run, run_once, run_whole, take_turns
 

@@ -10,7 +10,6 @@ import random
 import re
 import resource
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from comparison.outcomes import Outcome
 from comparison.plan.plan import file_name
 from comparison.rows import Configuration
 from comparison.run.cards import CardWatch
-from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
+from comparison.run.launch import TIMED_OUT, Child, cause, end_together, ran_out_of_memory, started
 
 # The next row starts if this many times the memory of the largest row is free. With less, cuDNN would have less work
 # space and choose slower algorithms.
@@ -86,7 +85,7 @@ class Run(contextlib.ExitStack):
         self._orphans_seconds = 0.0  # of this turn's processes without a waiting parent, which own_seconds() misses
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
-        self._child: subprocess.Popen | None = None
+        self._child: Child | None = None
 
     @property
     def free(self) -> int | None:
@@ -94,7 +93,7 @@ class Run(contextlib.ExitStack):
         return self._gate.free
 
     @property
-    def running(self) -> list[subprocess.Popen]:
+    def running(self) -> list[Child]:
         """Its process if that is still running."""
         return [self._child] if self._child and self._child.poll() is None else []
 

@@ -15,8 +15,7 @@ from comparison.plan.counterparts import TWIN, counterpart
 from comparison.results_file import read_results
 from comparison.rows import trials_of
 from comparison.run import fitting, forecast, session
-from comparison.run.fitting import next_batch, try_batch, with_largest
-from comparison.run.memory import gpu_need, why_not_in_turns
+from comparison.run.fitting import gpu_need, next_batch, try_batch, why_not_in_turns, with_largest
 from comparison.run.session import continued, run_comparison
 from comparison.show.detail_tables import trial_table
 from comparison.show.remarks import definitions

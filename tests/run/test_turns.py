@@ -11,7 +11,7 @@ import pytest
 from common.files.probe import MemoryUse, Probe
 from common.machine.lifetime import TAG, own_tag
 from comparison.run import turns as turns_module
-from comparison.run.memory import GIB, why_not_in_turns
+from comparison.run.fitting import GIB, why_not_in_turns
 from comparison.run.turns import Run, take_turns
 from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration

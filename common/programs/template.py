@@ -1,0 +1,125 @@
+"""Fork programs of the suite from a process that has imported torch, which is most of the time that they take to start.
+
+    python -m common.programs.template FD
+
+Sends how many seconds it took to start over the socket FD, imports included. Then, for each request, a fork becomes
+that program, as a child of the process that asked (comparison/run/forked.py).
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import runpy
+import socket
+import sys
+import tempfile
+import time
+import warnings
+from typing import Any
+
+from common.machine.begin import begin
+from common.machine.lifetime import TAG, end_with_parent
+
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())  # see begin_one()
+begin(__name__)
+
+import numpy as np
+
+import data_parallel_train  # noqa: F401 - imports what every script imports
+from common.engine.timing import EARLIER, command_start
+
+MADV_POPULATE_READ = 22  # linux/mman.h
+
+
+def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for requests, and return each in a fork that the asking process has adopted.
+
+    Returns the request, and the file descriptors of stdout and stderr. Ends this process if no more can come.
+    """
+    while True:
+        message, files, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        if not message:
+            os._exit(0)
+        request, child = json.loads(message), os.fork()
+        if child:
+            os.waitpid(child, 0)
+            for file in files:
+                os.close(file)
+            continue
+        between = os.getpid()
+        if os.fork():
+            os._exit(0)  # the kernel gives its child to the asking process, a subreaper
+        while os.getppid() == between:
+            time.sleep(0.0002)
+        end_with_parent()
+        if os.getppid() != request["parent"]:
+            os._exit(0)
+        os.setsid()  # now others can signal its group
+        connection.send(str(os.getpid()).encode())
+        connection.close()
+        return request, files
+
+
+def become(words: list[str], environment: dict[str, str], files: list[int]) -> None:
+    """Run a script or, after -m, a module, as if `python` had been started with these words."""
+    for number, file in enumerate(files, start=1):
+        os.dup2(file, number)
+        os.close(file)
+    _show_tag(environment[TAG])
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = words, os.path.dirname(os.path.realpath(words[0]))
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _show_tag(tag):
+    """Overwrite this process's TAG in /proc, where others read it. All tags of a comparison have the same length."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    ctypes.memmove(libc.getenv(TAG.encode()), tag.encode(), len(os.environ[TAG]))
+
+
+def mapped_files() -> list[tuple[int, int]]:
+    """Return (address, bytes) of all memory that is mapped from files and present. From /proc/self (proc(5))."""
+    page, found = mmap.PAGESIZE, []
+    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pagemap:
+        for line in maps:
+            addresses, _, _, _, inode, *_ = line.split()
+            if inode != "0":
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                pagemap.seek(start // page * 8)
+                entries = np.frombuffer(pagemap.read((end - start) // page * 8), np.uint64)
+                edges = np.flatnonzero(np.diff(entries >> np.uint64(63), prepend=0, append=0)) * page
+                found += [(start + int(first), int(last - first)) for first, last in edges.reshape(-1, 2)]
+    return found
+
+
+def populate(ranges: list[tuple[int, int]]) -> None:
+    """Map all pages of these (address, bytes) at once. A fork lacks its parent's files until it reads each page, so
+    that its memory would seem smaller than that of a process that has imported them itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for address, size in ranges:
+        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_READ):
+            raise OSError(ctypes.get_errno(), "madvise()")
+
+
+def main() -> None:
+    """Serve requests; in a fork, return once the program has ended."""
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # BLAS can be forked
+    seconds = time.time() - command_start()
+    populate(files := mapped_files())  # fails before Linux 5.14
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.send(str(seconds).encode())
+    request, streams = adopted(connection)
+    populate(files)
+    become(request["words"], {**request["environment"], EARLIER: str(seconds)}, streams)
+
+
+if __name__ == "__main__":
+    main()

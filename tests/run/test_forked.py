@@ -1,0 +1,125 @@
+"""Children forked from a template do what a new process does."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from common.machine.lifetime import TAG, own_tag
+from comparison.methods import python
+from comparison.run import forked
+from comparison.run.forked import Template
+from comparison.run.launch import ask, run_child, started
+from tests.fixtures import PROJECT, alive, wait_until
+
+CAN_FORK = forked.can_fork()
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN_FORK, reason="needs Linux without GPUs")]
+FLAGS = "--dataset synthetic-mnist --model lenet --epochs 1 --max-steps 3 --no-curves --device cpu".split()
+
+
+@pytest.fixture(autouse=True)
+def forks(monkeypatch):
+    """Fork the children of this process, in the project's directory."""
+    monkeypatch.setattr(forked, "can_fork", lambda: CAN_FORK)
+    monkeypatch.setattr(forked, "OWN", forked.OWN | {"PYTEST_CURRENT_TEST"})
+    monkeypatch.chdir(PROJECT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_template():
+    yield
+    if forked.template.cache_info().currsize:
+        forked.template().close()
+        forked.template.cache_clear()
+
+
+def trained(directory, name, *words):
+    output = directory / f"{name}.json"
+    command = (python(), *words, *FLAGS, "--output", str(output), "--figure-dir", str(directory))
+    assert run_child(command, directory / f"{name}.log") == 0, (directory / f"{name}.log").read_text()
+    return json.loads(output.read_text())
+
+
+@pytest.mark.parametrize("words", [("data_parallel_train.py",), ("ddp_train.py", "--spawn", "2")], ids=" ".join)
+def test_a_fork_trains_like_a_new_process(words, tmp_path, monkeypatch):
+    fork = trained(tmp_path, "forked", *words)
+    monkeypatch.setattr(forked, "can_fork", lambda: False)
+    new = trained(tmp_path, "new", *words)
+    assert [epoch["train_loss"] for epoch in fork["epochs"]] == [epoch["train_loss"] for epoch in new["epochs"]]
+    # the imports count, although the template made them
+    assert fork["startup_seconds"] > 1.0 and max(fork["peak_memory_bytes"]) > 0.9 * max(new["peak_memory_bytes"])
+    different = {name for name in new if fork[name] != new[name]}
+    assert different <= {
+        "epochs",
+        "startup_seconds",
+        "total_seconds",
+        "peak_memory_bytes",
+        "config",
+        "command",
+        "sha256",
+    }
+
+
+def test_its_place_among_the_processes(tmp_path):
+    command = (python(), "data_parallel_train.py", *FLAGS, "--epochs", "100", "--figure-dir", str(tmp_path))
+    before = {*alive(f"{TAG}={own_tag()}")}
+    with started(command, tmp_path / "log") as child:
+        assert isinstance(child, forked.Forked)
+        tags = [pid for pid in alive(f"{TAG}={own_tag()}") if pid not in before | {child.pid}]
+        assert len(tags) <= 1  # the template, if it has just started
+        assert os.getsid(child.pid) == child.pid != os.getsid(0)
+        wait_until(lambda: "Epoch" in (tmp_path / "log").read_text())
+        os.kill(child.pid, signal.SIGKILL)
+        assert child.wait() == child.poll() == -signal.SIGKILL
+    assert child.pid not in alive(f"{TAG}={own_tag()}")
+
+
+def test_errors_and_answers(tmp_path, capfd):
+    assert run_child((python(), "ddp_train.py", "--spawn", "0"), tmp_path / "log") == 2
+    assert (tmp_path / "log").read_text().startswith("error: ")
+    assert json.loads(ask("common.programs.check", "--json", "--data-root", str(tmp_path)))["environment"]["cores"]
+    with pytest.raises(SystemExit) as ended:
+        ask("common.programs.model", "--model", "none")
+    assert ended.value.code == 2 and capfd.readouterr().err.startswith("error: ")
+
+
+def test_what_is_started_afresh(tmp_path, monkeypatch):
+    environment = {**os.environ, TAG: own_tag("0" * 32)}
+    template = Template()
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
+
+    def fork(**more):
+        child = template.fork((python(), "ddp_train.py", "--help"), {**environment, **more}, (log, log))
+        return child and child.wait()
+
+    assert fork() == 0 and fork(PYTHONPATH="/elsewhere") == 0
+    assert fork(OMP_NUM_THREADS="7") is None  # which torch reads when it is imported
+    monkeypatch.chdir(tmp_path)
+    assert fork() is None
+    monkeypatch.chdir(PROJECT)
+    template._process.kill()
+    assert fork() is None and not template._ready
+    template.close()
+    monkeypatch.setattr(forked, "template", lambda: pytest.fail("no template is needed"))
+    for command in (
+        ("torchrun", "ddp_train.py"),
+        (python(), str(tmp_path / "mine.py")),
+        (python(), "ddp_train.py", "--compile"),
+        (python(), "-m", "torch.distributed.run"),
+        (sys.executable, "-c", "pass"),
+    ):
+        assert forked.fork(command, environment, (log, log)) is None
+    os.close(log)
+
+
+def test_waiting_has_a_limit():
+    child = os.fork()
+    if not child:
+        time.sleep(100)
+    with pytest.raises(forked.subprocess.TimeoutExpired):
+        forked.Forked(child).wait(0.1)
+    os.kill(child, signal.SIGTERM)
+    assert forked.Forked(child).wait() == -signal.SIGTERM
