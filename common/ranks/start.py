@@ -152,7 +152,7 @@ def _exit_like(rank, code, reported):
         sys.exit(code if code in SIGNAL_CODES else 128 + pending_signal())
     killed = code == -signal.SIGKILL
     advice = "try a smaller --batch-size, or fewer --num-workers" if killed else "see its last lines"
-    raise SuiteError(f"rank {rank} ended without a word", describe_exit(code), advice, FAILED) from None
+    raise SuiteError(f"rank {rank} exited without an error message", describe_exit(code), advice, FAILED) from None
 
 
 def _start_method():

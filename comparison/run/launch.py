@@ -95,7 +95,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
         printed = stdout.read().decode()
     if code < 0:
         found, advice = describe_exit(code), "try it again, or with a smaller --batch-size"
-        raise SuiteError(f"{module} ended without a word", found, advice, FAILED)
+        raise SuiteError(f"{module} exited without an error message", found, advice, FAILED)
     if code not in fine:
         raise HelperFailed(code)
     return printed
@@ -131,5 +131,5 @@ def cause(exit_code: int, log: Path) -> str:
         if line.startswith("error: "):
             return line.removeprefix("error: ")
     if root_cause := re.search(r"Root Cause.*?rank +: (\d+).*?exitcode +: (-?\d+)", text, re.DOTALL):
-        return f"rank {root_cause[1]} ended without a word; {describe_exit(int(root_cause[2]))}"
+        return f"rank {root_cause[1]} exited without an error message; {describe_exit(int(root_cause[2]))}"
     return describe_exit(exit_code) if exit_code else "it ended without writing a result"

@@ -177,4 +177,5 @@ def test_a_killed_helper_process_is_named(tmp_path, marked):
     os.kill(next(iter(wait_until(lambda: marked.alive(f"-m {HELPER}"), process=process))), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
-    assert err.startswith(f"error: {HELPER} ended without a word; signal 9 (SIGKILL), probably out of memory; try it ")
+    found = "exited without an error message; signal 9 (SIGKILL), probably out of memory; try it "
+    assert err.startswith(f"error: {HELPER} {found}")

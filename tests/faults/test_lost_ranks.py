@@ -41,7 +41,7 @@ def broken(monkeypatch, data_root, injected, tmp_path):
     return broken
 
 
-ENDED, MEMORY = "rank 1 ended without a word; ", "rank 1, epoch 2: out of memory"
+ENDED, MEMORY = "rank 1 exited without an error message; ", "rank 1, epoch 2: out of memory"
 CODE_3, KILLED = f"{ENDED}exit code 3", f"{ENDED}signal 9 (SIGKILL), probably out of memory"
 SILENT = "epoch 2: lost contact with another rank; rank {} did not answer in time"
 LEAVE, HANG, HUGE = "os._exit(3)", "time.sleep(1000)", "torch.empty(2**50)"

@@ -58,7 +58,7 @@ def python(row, code):
     [
         ("out of memory; RuntimeError: can't allocate memory; try less", True),
         ("rank 1, epoch 2: out of memory; MemoryError: 1; try less", True),
-        ("rank 1 ended without a word; signal 9 (SIGKILL), probably out of memory; try less", False),
+        ("rank 1 exited without an error message; signal 9 (SIGKILL), probably out of memory; try less", False),
         ("a loader worker died; RuntimeError: out of memory; free some", False),
     ],
 )
