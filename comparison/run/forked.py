@@ -34,9 +34,12 @@ class Forked:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, -n for signal n, or None while it runs."""
+        """Return the exit code, -n for signal n, or None while it runs. Like Popen, 0 if SIGCHLD is ignored."""
         if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            try:
+                ended, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                ended, status = self.pid, 0
             self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
 

@@ -123,3 +123,4 @@ def test_waiting_has_a_limit():
         forked.Forked(child).wait(0.1)
     os.kill(child, signal.SIGTERM)
     assert forked.Forked(child).wait() == -signal.SIGTERM
+    assert forked.Forked(child).wait() == 0  # nobody knows any more
