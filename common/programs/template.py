@@ -26,7 +26,10 @@ begin(__name__)
 
 import numpy as np
 
-import data_parallel_train  # noqa: F401 - imports what every script imports
+import common.engine.run
+import common.models.build
+import common.ranks.replicas
+import common.ranks.start  # noqa: F401 - with the lines above, what every script imports
 from common.engine.timing import EARLIER, command_start
 
 MADV_POPULATE_READ = 22  # linux/mman.h
