@@ -68,8 +68,7 @@ def misfits(values, schema: str) -> list:
 def child_environment(gpu: bool = False) -> dict[str, str]:
     """Return the environment of a script under test, without GPUs by default, so that results are reproducible."""
     precision = {"NVIDIA_TF32_OVERRIDE": "0"}  # with TF32, the weights of two methods differ by rounding
-    inherited = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}  # set by torch
-    return {**inherited, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
+    return {**os.environ, "OMP_NUM_THREADS": "1", **(precision if gpu else {"CUDA_VISIBLE_DEVICES": ""})}
 
 
 def give_up_root():

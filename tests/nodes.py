@@ -127,7 +127,9 @@ class Bed:
 
     def environment(self, more: dict[str, str]) -> dict[str, str]:
         by_slurm = {"SLURM_CONF": "/mnt/slurm.conf", "PYTHON": sys.executable, "SCRIPT": self.script}
-        return {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **more}
+        variables = {**child_environment(), **by_slurm, "PYTHONPATH": "/srv/clock", **more}
+        variables.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch may have set it in this process
+        return variables
 
     def run(self, number: int, *command: object, check: bool = True) -> str:
         """Run a short command on a node; return its output."""
