@@ -6,7 +6,7 @@ PYTHON ?= python3
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
 
-# A shorter comparison, in less than a minute: three methods and few steps.
+# A shorter comparison, in about half a minute: three methods and few steps.
 demo: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --max-steps 25 \
 	  --methods single single-all-cores ddp --repeats 3 --check-maths --output-dir figures/demo

@@ -8,11 +8,12 @@ import contextlib
 import functools
 import glob
 import json
+import math
 import os
-import select
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from comparison.methods import PROJECT, python
 GPUS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows's subsystem for Linux
 OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH"}  # variables that may differ from the template's
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
+LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
 
 
 class Forked:
@@ -45,13 +47,11 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
-            end = os.pidfd_open(self.pid)
-            try:
-                if not select.select([end], [], [], timeout)[0]:
-                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            finally:
-                os.close(end)
+            if time.monotonic() > end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(LOOK_EVERY)
         return code
 
 
