@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from common.settings.arguments import OneLineParser, one_of, patience, percentage, positive_float, positive_int, seconds
@@ -99,6 +100,11 @@ def slice_length(text: str) -> int | float:
     return positive_int(text) if text.isdigit() else seconds(text)
 
 
+def _results(text):
+    """Return the path of a results.json, given that or its directory."""
+    return str(Path(text, "results.json")) if Path(text).is_dir() else text
+
+
 def _baseline(text):
     if METHODS[name := one_of(METHODS)(text)].times_only:
         raise argparse.ArgumentTypeError(f"{name} trains nothing that could be a baseline")
@@ -120,7 +126,7 @@ def _cluster(text):
 # Parsers and placeholders in the help
 N, MS, POINTS, PATIENCE = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P"), (patience, "TIME")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
-TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (str, "FILE")
+TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (_results, "FILE")
 BRIEF = {  # the flags that --help shows, with a shorter text for some
     **dict.fromkeys("epochs max_steps nproc repeats resume output_dir verbose source help help_all".split()),
     "dataset": "cifar10 | mnist | synthetic-mnist | folder:PATH | …",

@@ -236,8 +236,9 @@ def test_showing_again_keeps_earlier_files_and_copies_exactly(made_up, started, 
         started(None, "--from", file)
         (file,) = tmp_path.glob("earlier-*/results.json")  # shown in place, nothing is moved
     assert len([*tmp_path.rglob("earlier-*")]) == 1
-    started(None, "--from", file, "--output-dir", tmp_path / "copy")
-    assert (tmp_path / "copy" / "results.json").read_bytes() == file.read_bytes()
+    for number, source in enumerate((file, file.parent)):
+        started(None, "--from", source, "--output-dir", tmp_path / f"copy-{number}")
+        assert (tmp_path / f"copy-{number}" / "results.json").read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("source", [False, True])
