@@ -1,9 +1,10 @@
 """Fork programs of the suite from a process that has imported torch, which is most of the time that they take to start.
 
-    python -m common.programs.template FD
+    python -m common.programs.template FD ROOM
 
 Sends how many seconds it took to start over the socket FD, imports included. Then, for each request, a fork becomes
-that program, as a child of the process that asked (comparison/run/forked.py).
+that program, as a child of the process that asked (comparison/run/forked.py). ROOM is for the program's command, which
+a fork shows in place of the template's.
 """
 
 import ctypes
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 from common.machine.begin import begin
@@ -58,7 +60,8 @@ def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         end_with_parent()
         if os.getppid() != request["parent"]:
             os._exit(0)
-        os.setsid()  # now others can signal its group
+        os.setsid()
+        _show(request["words"], request["environment"][TAG])  # and then others may look for it
         connection.send(str(os.getpid()).encode())
         connection.close()
         return request, files
@@ -69,7 +72,6 @@ def become(words: list[str], environment: dict[str, str], files: list[int]) -> N
     for number, file in enumerate(files, start=1):
         os.dup2(file, number)
         os.close(file)
-    _show_tag(environment[TAG])
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
@@ -81,8 +83,15 @@ def become(words: list[str], environment: dict[str, str], files: list[int]) -> N
         runpy.run_path(words[0], run_name="__main__")
 
 
-def _show_tag(tag):
-    """Overwrite this process's TAG in /proc, where others read it. All tags of a comparison have the same length."""
+def _show(words, tag):
+    """Overwrite this process's command and TAG in /proc, where people and programs read them.
+
+    All tags of a comparison have the same length. The command may be as long as the template's, ROOM included.
+    """
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[45:47])  # arg_start and arg_end of proc_pid_stat(5)
+    command = b"".join(os.fsencode(word) + b"\0" for word in (sys.executable, *words))
+    ctypes.memmove(start, command[: end - start - 1].ljust(end - start, b"\0"), end - start)
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     ctypes.memmove(libc.getenv(TAG.encode()), tag.encode(), len(os.environ[TAG]))

@@ -4,6 +4,7 @@ Only on Linux, and only without GPUs. Each block has a template of its own: wher
 speed, and differs from start to start, but is the same in all forks of a template.
 """
 
+import atexit
 import contextlib
 import functools
 import glob
@@ -25,6 +26,7 @@ from comparison.methods import PROJECT, python
 GPUS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows's subsystem for Linux
 OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH"}  # variables that may differ from the template's
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
+ROOM = "-" * 1000  # for the commands of forks in `ps`
 LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
 
 
@@ -65,7 +67,7 @@ class Template:
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         with other, open(os.devnull, "r+b") as nothing:
             self._process = subprocess.Popen(
-                (sys.executable, "-m", "common.programs.template", str(other.fileno())),
+                (sys.executable, "-m", "common.programs.template", str(other.fileno()), ROOM),
                 stdin=nothing,
                 stdout=nothing,
                 stderr=nothing,
@@ -74,6 +76,7 @@ class Template:
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
+        atexit.register(self.close)
         self._ready = bool(self._answer(START_TIMEOUT))
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
@@ -90,6 +93,7 @@ class Template:
 
     def close(self) -> None:
         """End the template, but not its forks."""
+        atexit.unregister(self.close)
         self._connection.close()
         self._process.kill()
         self._process.wait()

@@ -137,7 +137,7 @@ def test_a_comparison_that_is_paused(comparison, tmp_path):
     assert process.returncode == 0 and "Block 1 was disturbed" in out, err
     first = read_results(tmp_path / "results.json").outcomes[0]
     assert first.status == "ok" and first.foreign_cores > 1 / first.wall_seconds
-    assert first.wall_seconds > first.result.total_seconds
+    assert first.wall_seconds > 2
 
 
 STUBBORN = {  # what a run does once it has sent a signal to the comparison

@@ -70,6 +70,8 @@ def test_its_place_among_the_processes(tmp_path):
         assert isinstance(child, forked.Forked)
         tags = [pid for pid in alive(f"{TAG}={own_tag()}") if pid not in before | {child.pid}]
         assert len(tags) <= 1  # the template, if it has just started
+        shown = alive(f"{TAG}={own_tag()}")[child.pid]
+        assert shown.split() == [sys.executable, *command[1:]]
         assert os.getsid(child.pid) == child.pid != os.getsid(0)
         wait_until(lambda: "Epoch" in (tmp_path / "log").read_text())
         os.kill(child.pid, signal.SIGKILL)
