@@ -24,7 +24,7 @@ from common.machine.turns import OBSERVE, TURNS
 from comparison.methods import PROJECT, python
 
 GPUS = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, Windows's subsystem for Linux
-OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH"}  # variables that may differ from the template's
+OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}  # variables that may differ from the template's
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
 ROOM = "-" * 1000  # for the commands of forks in `ps`
 LOOK_EVERY = 0.01  # seconds between checks whether a child has ended

@@ -84,6 +84,7 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
     command = (*launcher, python(), "-m", module, *flags)
     with temporary_directory() as temporary, open(Path(temporary, "stdout"), "w+b") as stdout:
         environment = {**_environment(temporary, own_tag(uuid.uuid4().hex)), "PYTHONPATH": path}
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", temporary)  # see begin_one(); TMPDIR may be too long a name
         if child := fork(command, environment, (stdout.fileno(), STDERR)):
             try:
                 code = child.wait()
