@@ -64,14 +64,13 @@ class Template:
         guard()
         self._circumstances = _circumstances(os.environ)
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         with other, open(os.devnull, "r+b") as nothing:
             self._process = subprocess.Popen(
                 (sys.executable, "-m", "common.programs.template", str(other.fileno()), ROOM),
                 stdin=nothing,
                 stdout=nothing,
                 stderr=nothing,
-                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": path},
+                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT)},
                 pass_fds=[other.fileno()],
                 start_new_session=True,
                 preexec_fn=end_with_parent,
@@ -103,6 +102,11 @@ class Template:
         with contextlib.suppress(OSError):
             return self._connection.recv(100)
         return b""
+
+
+def python_path(first: Path) -> str:
+    """Return PYTHONPATH with a directory before all others."""
+    return os.pathsep.join(filter(None, [str(first), os.environ.get("PYTHONPATH")]))
 
 
 def _circumstances(environment):

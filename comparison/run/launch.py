@@ -13,7 +13,7 @@ from pathlib import Path
 from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit, remedy
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from comparison.methods import PROJECT, python
-from comparison.run.forked import Forked, fork
+from comparison.run.forked import Forked, fork, python_path
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL
@@ -80,10 +80,9 @@ def ask(module: str, *flags: str, fine: tuple[int, ...] = (0,), launcher: tuple[
     SuiteError if the child was killed before it could print a cause.
     """
     guard()
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
     command = (*launcher, python(), "-m", module, *flags)
     with temporary_directory() as temporary, open(Path(temporary, "stdout"), "w+b") as stdout:
-        environment = {**_environment(temporary, own_tag(uuid.uuid4().hex)), "PYTHONPATH": path}
+        environment = {**_environment(temporary, own_tag(uuid.uuid4().hex)), "PYTHONPATH": python_path(PROJECT)}
         environment.setdefault("TORCHINDUCTOR_CACHE_DIR", temporary)  # see begin_one(); TMPDIR may be too long a name
         if child := fork(command, environment, (stdout.fileno(), STDERR)):
             try:

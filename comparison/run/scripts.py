@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import os
 import re
 import shlex
 import time
@@ -22,6 +21,7 @@ from common.machine.turns import Gate
 from common.words import count
 from comparison.methods import PROJECT
 from comparison.rows import Configuration
+from comparison.run.forked import python_path
 from comparison.run.launch import started
 from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
@@ -102,8 +102,7 @@ class ScriptRun(Run):
         self._tell(self._slices.warmup)
         self._gate = Ranks(self._place / "turns", lambda: read_start(self._place).world)
         self.callback(self._gate.close)
-        path = os.pathsep.join(filter(None, [str(OBSERVER), os.environ.get("PYTHONPATH")]))
-        variables = {"PYTHONPATH": path, OBSERVE: str(self._place), **self._gate.environment}
+        variables = {"PYTHONPATH": python_path(OBSERVER), OBSERVE: str(self._place), **self._gate.environment}
         self._launched = time.time()
         self._child = self.enter_context(started(self._command, self._log, variables))
 
