@@ -43,14 +43,14 @@ def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     Returns the request, and the file descriptors of stdout and stderr. Ends this process if no more can come.
     """
     while True:
-        message, files, *_ = socket.recv_fds(connection, 1 << 20, 2)
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, 2)
         if not message:
             os._exit(0)
         request, child = json.loads(message), os.fork()
         if child:
             os.waitpid(child, 0)
-            for file in files:
-                os.close(file)
+            for stream in streams:
+                os.close(stream)
             continue
         between = os.getpid()
         if os.fork():
@@ -64,14 +64,14 @@ def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
         _show(request["words"], request["environment"][TAG])  # and then others may look for it
         connection.send(str(os.getpid()).encode())
         connection.close()
-        return request, files
+        return request, streams
 
 
-def become(words: list[str], environment: dict[str, str], files: list[int]) -> None:
+def become(words: list[str], environment: dict[str, str], streams: list[int]) -> None:
     """Run a script or, after -m, a module, as if `python` had been started with these words."""
-    for number, file in enumerate(files, start=1):
-        os.dup2(file, number)
-        os.close(file)
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream, number)
+        os.close(stream)
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None

@@ -102,7 +102,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     how = _start_method()
     if how == "fork":
         torch.set_num_threads(1)  # a fork lacks its parent's OpenMP threads and would wait for them forever
-        importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining do in every rank, where it takes 1.4 s
+        importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
     check_memory_limit(config, device)
     if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)
