@@ -1,12 +1,17 @@
 """Free memory, the peak memory of this process, and --memory-limit."""
 
 import contextlib
+import ctypes
+import mmap
 import re
 import resource
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
+
+MADV_POPULATE_READ = 22  # linux/mman.h
 
 
 def free_memory(device) -> int:
@@ -40,3 +45,27 @@ def hold_to(limit: int) -> None:
     peak, allowed = peak_resident_bytes() / 2**20, limit / 2**20
     if peak > allowed:
         raise MemoryError(f"this process has had {peak:,.0f} MiB, --memory-limit allows {allowed:,.0f} MiB")
+
+
+def mapped_files() -> list[tuple[int, int]]:
+    """Return (address, bytes) of all memory that is mapped from files and present. From /proc/self (proc(5))."""
+    page, found = mmap.PAGESIZE, []
+    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pagemap:
+        for line in maps:
+            addresses, _, _, _, inode, *_ = line.split()
+            if inode != "0":
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                pagemap.seek(start // page * 8)
+                entries = np.frombuffer(pagemap.read((end - start) // page * 8), np.uint64)
+                edges = np.flatnonzero(np.diff(entries >> np.uint64(63), prepend=0, append=0)) * page
+                found += [(start + int(first), int(last - first)) for first, last in edges.reshape(-1, 2)]
+    return found
+
+
+def populate(ranges: list[tuple[int, int]]) -> None:
+    """Map all pages of these (address, bytes) at once. A fork lacks its parent's files until it reads each page, so
+    that its memory would seem smaller than that of a process that has imported them itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for address, size in ranges:
+        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_READ):
+            raise OSError(ctypes.get_errno(), "madvise()")

@@ -9,7 +9,6 @@ a fork shows in place of the template's.
 
 import ctypes
 import json
-import mmap
 import os
 import runpy
 import socket
@@ -22,19 +21,16 @@ from typing import Any
 
 from common.machine.begin import begin
 from common.machine.lifetime import TAG, end_with_parent
+from common.machine.memory import mapped_files, populate
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())  # see begin_one()
 begin(__name__)
-
-import numpy as np
 
 import common.engine.run
 import common.models.build
 import common.ranks.replicas
 import common.ranks.start  # noqa: F401 - with the lines above, what every script imports
 from common.engine.timing import EARLIER, command_start
-
-MADV_POPULATE_READ = 22  # linux/mman.h
 
 
 def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -95,30 +91,6 @@ def _show(words, tag):
     libc = ctypes.CDLL(None)
     libc.getenv.restype = ctypes.c_void_p
     ctypes.memmove(libc.getenv(TAG.encode()), tag.encode(), len(os.environ[TAG]))
-
-
-def mapped_files() -> list[tuple[int, int]]:
-    """Return (address, bytes) of all memory that is mapped from files and present. From /proc/self (proc(5))."""
-    page, found = mmap.PAGESIZE, []
-    with open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb") as pagemap:
-        for line in maps:
-            addresses, _, _, _, inode, *_ = line.split()
-            if inode != "0":
-                start, end = (int(address, 16) for address in addresses.split("-"))
-                pagemap.seek(start // page * 8)
-                entries = np.frombuffer(pagemap.read((end - start) // page * 8), np.uint64)
-                edges = np.flatnonzero(np.diff(entries >> np.uint64(63), prepend=0, append=0)) * page
-                found += [(start + int(first), int(last - first)) for first, last in edges.reshape(-1, 2)]
-    return found
-
-
-def populate(ranges: list[tuple[int, int]]) -> None:
-    """Map all pages of these (address, bytes) at once. A fork lacks its parent's files until it reads each page, so
-    that its memory would seem smaller than that of a process that has imported them itself."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for address, size in ranges:
-        if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_READ):
-            raise OSError(ctypes.get_errno(), "madvise()")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Start a script's training: in one process, or in ranks, one process per device."""
 
+import contextlib
 import importlib
 import logging
 import os
@@ -23,7 +24,7 @@ from common.machine.cores import available_cores
 from common.machine.entry import AFTER_STEP, end_after_step, pending_signal, run_script
 from common.machine.environment import available_devices
 from common.machine.lifetime import end_with_parent, temporary_directory
-from common.machine.memory import free_memory
+from common.machine.memory import free_memory, mapped_files, populate
 from common.ranks.launchers import become_rank
 from common.ranks.lost import GRACE_SECONDS, name_lost_ranks
 from common.ranks.meet import find_ranks, rank_device
@@ -120,7 +121,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # the failing rank prints its own line
     with temporary_directory() as directory:  # the ranks meet through a file, as a port could be taken
-        arguments = (train, config, options, directory, os.getpid())
+        arguments = (train, config, options, directory, os.getpid(), _files_to_map(how))
         ranks = start_processes(_start_rank, arguments, world_size, join=False, start_method=how)
 
         def pass_on(number):
@@ -160,6 +161,13 @@ def _start_method():
     return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
 
 
+def _files_to_map(how):
+    """Return what a forked rank has to map, so that its memory is that of a rank which torchrun starts."""
+    with contextlib.suppress(OSError):  # /proc does not tell
+        return mapped_files() if how == "fork" else []
+    return []
+
+
 def _refuse_too_many_ranks(ranks):
     """Raise SuiteError (MACHINE) if the ranks do not fit into memory, each taking as much as this process has now."""
     needed, free = psutil.Process().memory_full_info().uss, free_memory(torch.device("cpu"))
@@ -168,10 +176,12 @@ def _refuse_too_many_ranks(ranks):
         raise SuiteError(f"{ranks} ranks do not fit into memory", found, "start fewer ranks", MACHINE)
 
 
-def _start_rank(rank, train, config, options, directory, parent):
+def _start_rank(rank, train, config, options, directory, parent, files):
     end_with_parent()
     if os.getppid() != parent:  # the parent was killed before end_with_parent()
         os._exit(FAILED)
+    with contextlib.suppress(OSError):  # before Linux 5.14
+        populate(files)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
     run_script(lambda: _train_as_rank(train, config, options, f"file://{directory}/rendezvous"), as_rank=True)
 

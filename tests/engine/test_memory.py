@@ -2,10 +2,12 @@
 
 import csv
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from common.engine import run, setup
 from common.engine.memory import memory_parts
 from common.engine.place import Place
 from common.errors import SuiteError
+from common.machine.memory import mapped_files, populate
 from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.run.launch import ran_out_of_memory
@@ -49,6 +52,17 @@ def test_a_peak_includes_freed_memory_but_not_the_parents():
     assert 5 * MIB < before < 1024 * MIB and after - before >= 290 * MIB
     found = r"MemoryError: this process has had [\d,]+ MiB, --memory-limit allows [\d,]+ MiB$"
     assert re.search(found, done.stderr.strip())
+
+
+def resident_files():
+    return int(re.search(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_fork_maps_the_files_that_its_parent_has_mapped():
+    files, expected = mapped_files(), resident_files()
+    with multiprocessing.get_context("fork").Pool(1, populate, (files,)) as pool:
+        assert pool.apply(resident_files) > 0.9 * expected > 50_000
 
 
 @pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
