@@ -10,6 +10,7 @@ packs that directory into at most three files of 16 MiB. `python3 -m zipfile -e 
 in another copy of the project, where the same command can resume. Stopped steps are resumed, except for the tests.
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -49,12 +50,12 @@ class Step(NamedTuple):
 
 
 STEPS = {  # the most valuable first
-    "tests": Step(5, "-m pytest -m gpu"),
-    "methods": Step(7, f"{SYNTHETIC} --no-twin --check-maths --timeline"),
+    "tests": Step(3, "-m pytest -m gpu tests/machine/test_gpu.py"),
+    "methods": Step(4, f"{SYNTHETIC} --no-twin --check-maths --timeline"),
     "one-device": Step(3, f"{SYNTHETIC} --model resnet8 --methods {OPTIONS} --allow-unequal"),
     "overhead": Step(2, "benchmarks/overhead.py --minutes 2", "mnist"),
     "peers": Step(3, "benchmarks/peers.py --minutes 3", "mnist"),
-    "time-to-99-mnist": Step(3, f"{FAST} --dataset mnist --repeats 5 --target-accuracy 0.99", "mnist"),
+    "time-to-99-mnist": Step(1, f"{FAST} --dataset mnist --repeats 5 --target-accuracy 0.99", "mnist"),
     "roofline": Step(2, "benchmarks/roofline.py --minutes 2"),
     "time-to-94-cifar10": Step(5, f"{FAST} {WIDE} --epochs 20 --repeats 3 --target-accuracy 0.94", "cifar10"),
 }
@@ -108,7 +109,7 @@ def command_of(name: str, directory: Path, data_root: Path, resume: bool) -> tup
     """Return the command of a step, without the interpreter. resume: continue from earlier results, if any."""
     command, place = tuple(STEPS[name].command.split()), directory / name
     if command[0] == "-m":
-        return command
+        return (*command, *(("-n", "4") if importlib.util.find_spec("xdist") else ()))  # they mostly import torch
     flag, output = ("--output-dir", place) if command[0] == COMPARE else ("--output", place.with_suffix(".json"))
     resume_flag = ["--resume"] if resume and (place / "results.json").exists() else []
     return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *resume_flag

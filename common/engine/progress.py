@@ -15,14 +15,20 @@ class Progress:
         self._epochs, self._steps, self._say = epochs, steps, say
 
     def begin(self, epoch: int) -> None:
-        self._epoch, self._done, self._start, self._pause = epoch, 0, time.monotonic(), FIRST
-        self._next = self._start + FIRST
+        self._epoch, self._done, self._pause = epoch, 0, FIRST
+        self._next = time.monotonic() + FIRST
 
     def after_step(self) -> None:
         self._done += 1
-        if self._done >= self._steps or (now := time.monotonic()) < self._next:
+        now = time.monotonic()
+        if self._done == 1:  # it may compile the network
+            self._warm = now
+        if self._done >= self._steps or now < self._next:
             return
-        left = duration((now - self._start) / self._done * (self._steps - self._done))
-        self._say(f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}, about {left} left")
+        left = ""
+        if self._done > 1:
+            seconds = (now - self._warm) / (self._done - 1) * (self._steps - self._done)
+            left = f", about {duration(seconds)} left"
+        self._say(f"Epoch [{self._epoch}/{self._epochs}], step {self._done} of {self._steps}{left}")
         self._pause *= 2
         self._next = now + self._pause

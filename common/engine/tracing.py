@@ -53,7 +53,10 @@ def phase_event(name: str, start: float, duration: float) -> dict:
 
 
 def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
-    """Return the spans of all ranks after the warm-up, on a clock that starts when the last rank has warmed up."""
+    """Return the spans of all ranks after the warm-up, on a clock that starts when the last rank has warmed up.
+
+    What follows a rank's last step, such as copying the loss to the host, is left out.
+    """
     spans, warm, base = [], [], min(trace.base for trace in traces)
     for rank, trace in enumerate(traces):
         shift = (trace.base - base) / 1e6
@@ -63,8 +66,9 @@ def spans_of(traces: list[RankTrace]) -> tuple[Span, ...]:
                 start, end = event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3
                 # rounded to the nanosecond, or phases would overlap
                 own.append(Span(rank, lane, event["name"], round(shift + start, 6), round(shift + end, 6)))
-        warm.append([span.end for span in own if span.lane == "step" and span.name == "update"][WARM_UP - 1])
-        spans += [span for span in own if span.start >= warm[rank]]
+        ends = [span.end for span in own if span.lane == "step" and span.name == "update"]
+        warm.append(ends[WARM_UP - 1])
+        spans += [span for span in own if warm[rank] <= span.start < ends[-1]]
     begin = max(warm)
     return tuple(
         replace(span, start=max(0.0, span.start - begin), end=span.end - begin) for span in spans if span.end > begin

@@ -20,6 +20,7 @@ from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 
 COMPUTE_MODE, SHARED = 20, 0  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE and CU_COMPUTEMODE_DEFAULT (cuda.h)
+ASK_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"  # set to 1: is_available() leaves CUDA alone, so forks can still use it
 DEVICE_FILES = "/dev/nvidia[0-9]*"  # the NVIDIA GPUs of this machine or container, usable or not
 
 
@@ -76,6 +77,14 @@ def _compute_mode(index):
         driver.cuDeviceGet(ctypes.byref(device), index)
         driver.cuDeviceGetAttribute(ctypes.byref(mode), COMPUTE_MODE, device)
     return mode.value
+
+
+def can_fork() -> bool:
+    """Return whether forks of this process can use GPUs. They cannot once this process has called CUDA."""
+    child = os.fork()
+    if not child:
+        os._exit(torch.cuda._is_in_bad_fork())
+    return not os.waitpid(child, 0)[1]
 
 
 def device_name(device: torch.device) -> str:

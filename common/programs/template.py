@@ -2,9 +2,9 @@
 
     python -m common.programs.template FD ROOM
 
-Sends how many seconds it took to start over the socket FD, imports included. Then, for each request, a fork becomes
-that program, as a child of the process that asked (comparison/run/forked.py). ROOM is for the program's command, which
-a fork shows in place of the template's.
+Sends how many seconds it took to start over the socket FD, imports included, or ends if forks cannot use GPUs. Then,
+for each request, a fork becomes that program, as a child of the process that asked (comparison/run/forked.py). ROOM is
+for the program's command, which a fork shows in place of the template's.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from common.machine.begin import begin
+from common.machine.environment import can_fork
 from common.machine.lifetime import TAG, end_with_parent
 from common.machine.memory import mapped_files, populate
 
@@ -96,6 +97,8 @@ def _show(words, tag):
 def main() -> None:
     """Serve requests; in a fork, return once the program has ended."""
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # BLAS can be forked
+    if not can_fork():
+        return
     seconds = time.time() - command_start()
     populate(files := mapped_files())  # fails before Linux 5.14
     connection = socket.socket(fileno=int(sys.argv[1]))

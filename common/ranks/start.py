@@ -22,7 +22,7 @@ from common.engine.setup import check_memory_limit, check_precision, prepare_pro
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
 from common.machine.entry import AFTER_STEP, end_after_step, pending_signal, run_script
-from common.machine.environment import available_devices
+from common.machine.environment import ASK_NVML, available_devices, can_fork
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory, mapped_files, populate
 from common.ranks.launchers import become_rank
@@ -59,6 +59,8 @@ def start_ranks(
     config, options = typed
 
     def main():
+        if options.spawn:
+            torch.set_num_threads(1)  # a fork lacks its parent's OpenMP threads and would wait for them forever
         if refuse:
             refuse(config, options)
         if options.spawn:
@@ -99,11 +101,10 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     here once. If a rank fails, stops the others and exits with its code.
     """
     os.environ.pop("RANK", None)  # a cluster may set it, but this process is not a rank
+    os.environ[ASK_NVML] = "1"
     device = rank_device(config.device, 0, world_size, all_visible=True)
-    how = _start_method()
-    if how == "fork":
-        torch.set_num_threads(1)  # a fork lacks its parent's OpenMP threads and would wait for them forever
-        importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
+    importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
+    how = "fork" if sys.platform == "linux" and can_fork() else "spawn"
     check_memory_limit(config, device)
     if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)
@@ -156,11 +157,6 @@ def _exit_like(rank, code, reported):
     raise SuiteError(f"rank {rank} exited without an error message", describe_exit(code), advice, FAILED) from None
 
 
-def _start_method():
-    """Return "fork" if PyTorch sees no GPU: ranks need not import torch again, but CUDA does not survive a fork."""
-    return "fork" if sys.platform == "linux" and not torch.cuda.is_available() else "spawn"
-
-
 def _files_to_map(how):
     """Return what a forked rank has to map, so that its memory is that of a rank which torchrun starts."""
     with contextlib.suppress(OSError):  # /proc does not tell
@@ -182,6 +178,7 @@ def _start_rank(rank, train, config, options, directory, parent, files):
         os._exit(FAILED)
     with contextlib.suppress(OSError):  # before Linux 5.14
         populate(files)
+    os.environ.pop(ASK_NVML, None)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(_error_file(directory, rank)))
     run_script(lambda: _train_as_rank(train, config, options, f"file://{directory}/rendezvous"), as_rank=True)
 

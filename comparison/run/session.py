@@ -140,6 +140,7 @@ def _prepared(report, shared_flags, output):
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
         able = runnable_rows(report)
+        print("Checking that all rows compute the same, in short trainings", flush=True)
         report = replace(report, equivalence=check_equivalence(able, shared_flags, report.probe.train_images))
     return report
 

@@ -45,7 +45,8 @@ def test_all_ranks_share_one_clock_without_the_warm_up():
     reduce = event("gloo:all_reduce", 1_005_000.0, 1500.0)  # at 1000.005 s
     early = event("gloo:all_reduce", 1_001_000.0, 500.0)
     overdue = event("gloo:all_reduce", 1_001_500.0, 4500.0)  # starts in the warm-up, although it ends later
-    spans = spans_of([rank_trace(0.0, early, overdue, reduce), rank_trace(0.002)])
+    after = event("Memcpy DtoH", 1_007_500.0, 2.0, "gpu_memcpy", args={"device": 0})  # the loss, after the last step
+    spans = spans_of([rank_trace(0.0, early, overdue, reduce, after), rank_trace(0.002)])
     found = [f"{span.rank} {span.lane} {span.name}" for span in spans]
     steps = [f"{rank} step {name}" for rank in (0, 1) for name in ("forward", "update")]
     assert found == [*steps[:2], "0 link gloo:all_reduce", *steps[2:]]

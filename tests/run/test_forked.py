@@ -16,7 +16,7 @@ from comparison.run.launch import ask, run_child, started
 from tests.fixtures import PROJECT, alive, wait_until
 
 CAN_FORK = forked.can_fork()
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN_FORK, reason="needs Linux without GPUs")]
+pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN_FORK, reason="needs Linux")]
 FLAGS = "--dataset synthetic-mnist --model lenet --epochs 1 --max-steps 3 --no-curves --device cpu".split()
 
 

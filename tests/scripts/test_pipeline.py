@@ -189,3 +189,9 @@ def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
     assert done.returncode == 0, done.stderr
     starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
     assert [start["exit_code"] for start in starts] == [0] * 4
+
+
+def test_a_spawned_rank_computes_with_several_threads(train):
+    threads = {"OMP_NUM_THREADS": "2"}  # of the parent, which builds the network too
+    result, _, _ = train("pipeline_train.py --spawn 1 --model vgg --threads 2 --max-steps 1", environment=threads)
+    assert result["threads_per_process"] == 2
