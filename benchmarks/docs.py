@@ -40,7 +40,7 @@ DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
 SCRIPTS = (  # benchmarks with a table()
     *"overhead loaders options peers scaling roofline startup planted_causes sharding sharing decisions proofs".split(),
-    *("own_scripts", "published"),
+    *("own_scripts", "published", "fabric"),
 )
 DDP_LENET = (
     "--dataset mnist --model lenet --batch-size 128 --loader resident --epochs 2 --max-steps 200 "

@@ -57,6 +57,7 @@ STEPS = {  # the most valuable first
     "peers": Step(3, "benchmarks/peers.py --minutes 3", "mnist"),
     "time-to-99-mnist": Step(1, f"{FAST} --dataset mnist --repeats 5 --target-accuracy 0.99", "mnist"),
     "roofline": Step(2, "benchmarks/roofline.py --minutes 2"),
+    "fabric": Step(1, "benchmarks/fabric.py --minutes 1"),
     "time-to-94-cifar10": Step(5, f"{FAST} {WIDE} --epochs 20 --repeats 3 --target-accuracy 0.94", "cifar10"),
 }
 ENDED = {0: "fine", TIMED_OUT: "stopped"}

@@ -399,6 +399,7 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "current_stream": lambda device=None: clock.used[place(device)],
         },
         torch.utils.data._utils.pin_memory: {"pin_memory": pin_memory},
+        torch.Tensor: {"pin_memory": lambda tensor: pin_memory([tensor])[0]},
         time: {"perf_counter": clock.seconds if costs else time.perf_counter},
         torch.version: {"cuda": torch.version.cuda or "0.0"},  # torchvision compares it with its own
         comm: {"scatter": scatter, "gather": gather, "broadcast_coalesced": broadcast_coalesced},

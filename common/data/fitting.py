@@ -31,7 +31,9 @@ def with_loader(config: RunConfig, loader: str) -> RunConfig:
 
 def _training_shape(config):
     """Return (N, H, W, C) of the decoded training images."""
+    size = config.image_size
     if not config.dataset.startswith(FOLDER):
-        return DATASETS[config.dataset].shape
-    size = config.image_size or DEFAULT_SIZE
+        count, height, width, channels = DATASETS[config.dataset].shape
+        return count, size or height, size or width, channels
+    size = size or DEFAULT_SIZE
     return count_training_images(Path(config.dataset.removeprefix(FOLDER))), size, size, 3

@@ -64,9 +64,19 @@ def load_image_set(config: RunConfig) -> ImageSet:
     if size and size > (there := len(image_set.train_labels)):
         what = f"--train-size {size} is more than {name} has"
         raise SuiteError(what, f"{there} training images", "give less, or leave the flag out", DATA)
-    if size is None:
-        return image_set
-    return replace(image_set, train_images=image_set.train_images[:size], train_labels=image_set.train_labels[:size])
+    if size is not None:
+        images, labels = image_set.train_images[:size], image_set.train_labels[:size]
+        image_set = replace(image_set, train_images=images, train_labels=labels)
+    if config.image_size and name in DATASETS:
+        images = (resized(part, config.image_size) for part in (image_set.train_images, image_set.test_images))
+        image_set = replace(image_set, **dict(zip(("train_images", "test_images"), images, strict=True)))
+    return image_set
+
+
+def resized(images: np.ndarray, size: int) -> np.ndarray:
+    """Return images (N, H, W) or (N, H, W, C) as (N, size, size[, C]), by nearest neighbours."""
+    rows, columns = (np.arange(size) * side // size for side in images.shape[1:3])
+    return images.take(rows, axis=1).take(columns, axis=2)
 
 
 def _load_folder(config):

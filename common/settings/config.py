@@ -78,7 +78,7 @@ class RunConfig:
     dataset: str = trains(
         "cifar10", f"{' | '.join(DATASETS)} | {FOLDER}PATH, with train/CLASS/*.png", names(*DATASETS, forms=OWN_DATA)
     )
-    image_size: int | None = trains(None, "height and width to resize the images of a folder to (64)", N)
+    image_size: int | None = trains(None, "height and width of the images of a folder (64) or of a synthetic set", N)
     recipe: str | None = flag(None, "fast: the defaults of the shortest training (docs/flags.md)", names(*RECIPES))
     data_root: str = flag("./data", "directory of the data sets (%(default)s)", DIR, by_rank=True)
     data_url: str | None = flag(None, "download the data set from this directory", (str, "URL"), by_rank=True)
@@ -293,7 +293,7 @@ def default_model(dataset: str) -> str:
 
 
 def check_image_size(dataset: str, image_size: int | None) -> None:
-    """Raise SuiteError (USAGE) if an image size is given for a data set other than a folder of images."""
-    if image_size is not None and not dataset.startswith(FOLDER):
+    """Raise SuiteError (USAGE) if an image size is given for a data set that is downloaded."""
+    if image_size is not None and dataset in DATASETS and DATASETS[dataset].archives:
         found, advice = f"the images of {dataset} have a size", f"leave it out, or type --dataset {FOLDER}PATH"
-        raise SuiteError("--image-size is for a folder of images", found, advice, USAGE)
+        raise SuiteError("--image-size is for folders and synthetic images", found, advice, USAGE)

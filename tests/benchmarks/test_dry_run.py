@@ -47,7 +47,7 @@ SHORT_FLAGS = {
     "tests": "-k bf16_trains",
     "methods": f"{FEW} --methods single dp",
     "one-device": f"{FEW} --methods single single:cuda-graph",
-    **{name: "--blocks 2" for name in ("overhead", "peers", "roofline")},
+    **{name: "--blocks 2" for name in ("overhead", "peers", "roofline", "fabric")},
     **{name: FEW for name in ("time-to-99-mnist", "time-to-94-cifar10")},
 }
 SMALL_BENCHMARK = """
@@ -63,6 +63,8 @@ for name, value in {
     "PRODUCTS": {"cuda": (64,)},
     "CONVOLUTIONS": {"cuda": ((8, 8),)},
     "NETWORKS": {"mlp": (1, 28, 28)},
+    "LONG": 1000,
+    "COPIES": {4: 1, 1000: 1},
 }.items():
     if hasattr(module, name):
         setattr(module, name, value)
@@ -179,7 +181,7 @@ def test_calls_on_several_machines_complete_all_steps(bundle, call, tmp_path):
         steps = json.loads((place / "steps.json").read_text())
         return {name: step["exit_code"] for name, step in steps.items()}, shown, done.stdout
 
-    codes = {"tests": 0, "methods": 0, "one-device": 0, "roofline": 0}
+    codes = {"tests": 0, "methods": 0, "one-device": 0, "roofline": 0, "fabric": 0}
     for data, names in {"mnist.tar.gz": ("overhead", "peers", "time-to-99-mnist"), "cifar10-1.npz": (LAST,)}.items():
         codes |= dict.fromkeys(names if data in parts else (), 0)
     first = [part for name, part in parts.items() if not re.match("cifar10-[23]", name)]

@@ -196,6 +196,16 @@ def test_train_size_limits_only_the_training_images(data_root):
         load_image_set(make_config(**config, train_size=10**6))
 
 
+@pytest.mark.parametrize("size", [30, 64])
+def test_synthetic_images_are_enlarged_by_nearest_neighbours(size, data_root):
+    config = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "train_size": 10}
+    own, larger = load_image_set(make_config(**config)), load_image_set(make_config(**config, image_size=size))
+    nearest = [32 * row // size for row in range(size)]
+    assert larger.image_shape == (3, size, size) and np.array_equal(larger.train_labels, own.train_labels)
+    assert np.array_equal(larger.train_images[3], own.train_images[3][nearest][:, nearest])
+    assert np.array_equal(larger.test_images[7], own.test_images[7][nearest][:, nearest])
+
+
 @pytest.mark.parametrize("name", ["synthetic-mnist", "mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
 def test_decoded_data_sets_are_cached_until_they_are_damaged(name, request, tmp_path, monkeypatch):
     layout, made = DATASETS[name].layout, []
@@ -227,6 +237,7 @@ MIB = 2**20
         ({"dataset": "cifar10"}, 3, 3 * 8 * 50_000 * 3072 / MIB),
         ({"dataset": "cifar10", "train_size": 1024}, 2, 48),
         ({"dataset": "synthetic-cifar10", "train_size": 10**6}, 1, 8 * 10_000 * 3072 / MIB),
+        ({"dataset": "synthetic-cifar10", "image_size": 64}, 2, 2 * 8 * 10_000 * 3 * 64 * 64 / MIB),
         ({"dataset": "folder:images", "image_size": 128}, 1, 3 * 8 * 3 * 128 * 128 / MIB),
     ],
 )

@@ -96,7 +96,7 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--from results.json --project 2"): "--from shows what was measured; leave out --project",
     (0, "--from x.json --budget 9m"): "leave out --budget",
     (0, "--diff a.json b.json --lang zh"): "--diff shows what was measured; leave out --lang",
-    (0, "--dataset mnist --image-size 9"): "--image-size is for a folder",
+    (0, "--dataset mnist --image-size 9"): "--image-size is for folders",
     **{(0, f"--predict {text}"): "argument --predict: " for text in ("ddp", "ddp=0", "ddp=fast", "spp=2", "=2")},
     (0, "--methods single ddp --baseline dp"): "--baseline dp matches no row of this comparison; the rows are ddp, s",
     (0, "--methods single --predict ddp=2"): "--predict ddp=2 matches no row",
