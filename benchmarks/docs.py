@@ -287,7 +287,7 @@ def generated_files() -> dict[Path, str]:
         files[DOCS / f"{name}.schema.json"] = json.dumps(made, indent=1, ensure_ascii=False) + "\n"
     for file in FIGURES.glob("*/terminal-*.txt"):
         files[file] = screen(file)
-    for file in filter(lambda file: (file.parent / "results.json").exists(), FIGURES.rglob("report.md")):
+    for file in FIGURES.rglob("report.md"):
         files[file] = report(file.parent)
     return files
 

@@ -5,9 +5,9 @@
 
 The first command needs a network. It packs the missing packages and the data sets in --data-root for the GPU machine.
 The second command runs on the GPU machine and needs neither a network nor development tools. It runs the steps that fit
-into --minutes, untried ones first, and writes their results and a report.md to figures/gpu-NAME/. After every step it
-packs that directory into at most three files of 16 MiB. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks one
-in another copy of the project, where the same command can resume. Stopped steps are resumed, except for the tests.
+into --minutes, untried ones first, and writes their results and an evidence.md to figures/gpu-NAME/. After every step,
+it packs that directory into at most three files of 16 MiB. `python3 -m zipfile -e evidence/evidence-1.zip .` unpacks
+one in another copy of the project, where the same command can resume. Stopped steps are resumed, except for the tests.
 """
 
 import importlib.util
@@ -72,7 +72,7 @@ def directory_of(gpus: list[str]) -> Path:
 
 
 def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> None:
-    """Write report.md: the machine, the exit code of each step, and the tables, including those of stopped steps."""
+    """Write evidence.md: the machine, the exit code of each step, and the tables, including those of stopped steps."""
     ended = [
         (name, str(step["exit_code"]), f"{step['seconds']:.0f}", f"[log]({name}.log)") for name, step in steps.items()
     ]
@@ -87,7 +87,7 @@ def write_report(directory: Path, environment: dict, steps: dict[str, dict]) -> 
                 parts += [f"## {name}", measured_table(name, directory)]
             except Exception as error:  # one broken table must not hide the others
                 parts += [f"It cannot be shown: {type(error).__name__}: {error}"]
-    write_text("\n\n".join(parts) + "\n", directory / "report.md")
+    write_text("\n\n".join(parts) + "\n", directory / "evidence.md")
 
 
 def pack(directory: Path, target: Path) -> None:

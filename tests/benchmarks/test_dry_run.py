@@ -175,7 +175,7 @@ def test_calls_on_several_machines_complete_all_steps(bundle, call, tmp_path):
         packs[:] = (tmp_path / name).iterdir()
         assert len(packs) == 1 and packs[0].stat().st_size < 2**24
         place = zipfile.Path(packs[0], "figures/gpu-pretended-0/")
-        report = (place / "report.md").read_text()
+        report = (place / "evidence.md").read_text()
         shown = [line.removeprefix("## ") for line in report.splitlines() if line.startswith("## ")]
         assert "cannot be shown" not in report and (place / "tests.log").read_text().count("1 passed") == 1
         steps = json.loads((place / "steps.json").read_text())

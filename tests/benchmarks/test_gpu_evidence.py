@@ -53,7 +53,7 @@ def test_stopped_steps_are_retried_after_untried_ones(evidence, monkeypatch, cap
     assert code == FAILED and [step["exit_code"] for step in steps.values()] == [0, 124, 0]
     assert 1 < steps["sleeper"]["seconds"] < 20  # stopped after twice the expected 0.01 minutes
     assert (directory / "tests.log").read_text() == "3 passed\n"
-    report = (directory / "report.md").read_text()
+    report = (directory / "evidence.md").read_text()
     assert report.startswith("# What was seen on NVIDIA Pretended 1") and "[log](sleeper.log)" in report
     monkeypatch.setitem(gpu_evidence.STEPS, "sleeper", Step(1, "print('awake')"))
     monkeypatch.setitem(gpu_evidence.STEPS, "new", Step(1, "print('new')"))
@@ -104,19 +104,19 @@ def test_a_stopped_program_leaves_a_report_and_packs(evidence, monkeypatch, tmp_
     packs = [zipfile.ZipFile(file) for file in sorted((tmp_path / "packs").iterdir())]
     names = [name.removeprefix("figures/gpu-nvidia-pretended-1/") for pack in packs for name in pack.namelist()]
     assert sorted(names) == sorted(
-        "check.json more report.md roofline.json sleeper/results.json some steps.json tests.log".split()
+        "check.json evidence.md more roofline.json sleeper/results.json some steps.json tests.log".split()
     )
     assert len(packs) <= 3 and all(file.stat().st_size < 100_000 for file in (tmp_path / "packs").iterdir())
     steps = json.loads(packs[0].read("figures/gpu-nvidia-pretended-1/steps.json"))
     assert {name: step["exit_code"] for name, step in steps.items()} == {"tests": 0, "sleeper": 124}
-    assert "| one device" in packs[0].read("figures/gpu-nvidia-pretended-1/report.md").decode()
+    assert "| one device" in packs[0].read("figures/gpu-nvidia-pretended-1/evidence.md").decode()
 
 
 def test_a_broken_table_does_not_end_the_report(evidence, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "STEPS", {"roofline": Step(1, "open('figures/x', 'w')"), "last": Step(1, "")})
     directory = evidence("--step", "last")[1]
     (directory / "roofline.json").write_text("{")
-    assert evidence()[0] == 0 and "It cannot be shown: JSONDecodeError" in (directory / "report.md").read_text()
+    assert evidence()[0] == 0 and "It cannot be shown: JSONDecodeError" in (directory / "evidence.md").read_text()
 
 
 def test_commands_of_steps_and_their_output(tmp_path, monkeypatch):

@@ -221,7 +221,7 @@ def test_two_ranks_on_this_machine(tmp_path, free_port, project):
     assert (first.returncode, second.returncode) == (3, 3) and not second.stdout + second.stderr
     host = re.escape(socket.gethostname())
     assert re.search(rf"^{host} +0,1 .* ms$", first.stdout, re.MULTILINE)
-    assert re.search(r"^all-reduce of 4 KiB, 1 MiB, 16 MiB: .* ms, .* ms, .* ms$", first.stdout, re.MULTILINE)
+    assert re.search(r"^all-reduce: 4 KiB in .* ms, 1 MiB in .* ms, 16 MiB in .* ms$", first.stdout, re.MULTILINE)
     assert re.search(rf"^bad   {host}, rank 1, cores: 1 thread, elsewhere 2; see ", first.stdout, re.MULTILINE)
 
 
