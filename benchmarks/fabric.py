@@ -7,6 +7,7 @@ of several sizes between all GPUs (NCCL). What arrives is compared with what was
 are measured, between two ranks on the CPU (gloo).
 """
 
+import functools
 import itertools
 import json
 import statistics
@@ -17,12 +18,12 @@ import torch
 import torch.distributed as dist
 from measure import as_table, median
 from runs import Runs, benchmark, benchmark_parser
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import ProcessException, spawn
 
 from common.engine.timing import Stopwatch, synchronize
 from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
-from common.machine.environment import available_devices
+from common.machine.environment import available_devices, gpus_can_be_shared
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.ranks.group import shutdown
 
@@ -33,12 +34,17 @@ MESSAGES = {"cuda": (2**10, 2**16, 2**20, 2**24, 2**28), "cpu": (2**10, 2**16, 2
 CALLS = 20  # all-reduces per measurement
 
 
+@functools.cache
+def random_bytes(size: int) -> torch.Tensor:
+    return torch.randint(2**62, (-(-size // 8),)).view(torch.uint8)[:size]
+
+
 def microseconds(source: torch.device, target: torch.device, size: int) -> float:
     """Return the time of a copy of `size` bytes. The next copy begins when the last one has arrived.
 
     The host's memory is pinned. Raises SuiteError (FAILED) if other bytes arrive.
     """
-    sent = torch.randint(256, (size,), dtype=torch.uint8)
+    sent = random_bytes(size)
     before, after = (
         data.pin_memory() if place == HOST else data.to(place)
         for data, place in ((sent, source), (torch.zeros_like(sent), target))
@@ -49,8 +55,8 @@ def microseconds(source: torch.device, target: torch.device, size: int) -> float
         for _ in range(COPIES[size]):
             after.copy_(before, non_blocking=True)
             synchronize(gpus)
-    if wrong := int((after.cpu() != sent).sum()):
-        found = f"{wrong:,} of {size:,} bytes are others"
+    if not torch.equal(after.cpu(), sent):
+        found = f"{int((after.cpu() != sent).sum()):,} of {size:,} bytes are others"
         raise SuiteError(f"a copy from {source} to {target} is wrong", found, "python -m common.programs.check", FAILED)
     return 1e6 * watch.seconds / COPIES[size]
 
@@ -58,12 +64,16 @@ def microseconds(source: torch.device, target: torch.device, size: int) -> float
 def all_reduces(devices: list[torch.device]) -> dict[str, float]:
     """Return the microseconds of an all-reduce between these devices, by its bytes."""
     with temporary_directory() as directory:
-        spawn(_rank, ([*map(str, devices)], directory), len(devices))
+        try:
+            spawn(_rank, ([*map(str, devices)], directory), len(devices))
+        except ProcessException as error:
+            found = str(error).strip().splitlines()[-1]
+            raise SuiteError("an all-reduce failed", found, "NCCL_DEBUG=INFO tells more", FAILED) from error
         return json.loads(Path(directory, "microseconds").read_text(encoding="utf-8"))
 
 
 def _rank(rank, names, directory):
-    """Time all-reduces as one rank. Raises SuiteError (FAILED) if a sum is wrong."""
+    """Time all-reduces as one rank. Raises RuntimeError if a sum is wrong."""
     end_with_parent()
     device, ranks, found = torch.device(names[rank]), len(names), {}
     on_gpu = device.type == "cuda"
@@ -76,7 +86,7 @@ def _rank(rank, names, directory):
         sums = (numbers + rank).to(device)
         dist.all_reduce(sums)  # the first one connects the ranks
         if not torch.equal(sums.cpu(), ranks * numbers + sum(range(ranks))):
-            raise SuiteError("an all-reduce is wrong", f"{size:,} bytes on {device}", "see NCCL_DEBUG=INFO", FAILED)
+            raise RuntimeError(f"sums of {size:,} bytes are wrong on {device}")
         message = torch.zeros(size // 4, device=device)
         dist.barrier()
         with Stopwatch([device]) as watch:
@@ -121,7 +131,8 @@ def measured(runs: Runs) -> dict:
         {f"{size}: {one} → {other}": partial(microseconds, one, other, size) for size in COPIES for one, other in pairs}
     )
     ranks = gpus or [HOST, HOST]
-    blocks = runs.interleave({"all-reduces": partial(all_reduces, ranks)}, warm_up=False) if len(ranks) > 1 else {}
+    able = not gpus or (len(gpus) > 1 and gpus_can_be_shared() and dist.is_nccl_available())
+    blocks = runs.interleave({"all-reduces": partial(all_reduces, ranks)}, warm_up=False) if able else {}
     exchanges = blocks.get("all-reduces", [])
     found: dict[str, dict] = {}
     for name, times in copies.items():

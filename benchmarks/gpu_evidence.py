@@ -10,7 +10,6 @@ it packs that directory into at most three files of 16 MiB. `python3 -m zipfile 
 one in another copy of the project, where the same command can resume. Stopped steps are resumed, except for the tests.
 """
 
-import importlib.util
 import json
 import os
 import platform
@@ -110,7 +109,7 @@ def command_of(name: str, directory: Path, data_root: Path, resume: bool) -> tup
     """Return the command of a step, without the interpreter. resume: continue from earlier results, if any."""
     command, place = tuple(STEPS[name].command.split()), directory / name
     if command[0] == "-m":
-        return (*command, *(("-n", "4") if importlib.util.find_spec("xdist") else ()))  # they mostly import torch
+        return command
     flag, output = ("--output-dir", place) if command[0] == COMPARE else ("--output", place.with_suffix(".json"))
     resume_flag = ["--resume"] if resume and (place / "results.json").exists() else []
     return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *resume_flag

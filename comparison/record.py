@@ -50,6 +50,7 @@ class Settings(TypedDict):
     prove: bool | None
     timeline: bool | None
     warmup: NotRequired[int]
+    image_size: NotRequired[int | None]
     tips: NotRequired[bool | None]
 
 
@@ -236,6 +237,8 @@ class Report:
         if settings["max_steps"]:
             epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(settings["max_steps"], "step"))
         data = settings["dataset"]
+        if size := settings.get("image_size"):
+            data = say("{data} at {n} × {n} pixels", data=data, n=size)
         if settings["train_size"]:
             data = say("{data} (first {n:,} images)", data=data, n=settings["train_size"])
         return say(

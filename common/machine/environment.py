@@ -46,7 +46,8 @@ def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.de
 
 
 def _gpu_count():
-    """Return the number of GPUs that PyTorch can use. Unlike device_count(), is_available() asks the driver."""
+    """Return the number of GPUs that PyTorch can use. Unlike device_count(), is_available() asks the driver, unless
+    ASK_NVML is set."""
     with warnings.catch_warnings():  # about an old driver, which _why_unusable() reports
         warnings.simplefilter("ignore")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0

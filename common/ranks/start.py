@@ -60,6 +60,7 @@ def start_ranks(
 
     def main():
         if options.spawn:
+            os.environ[ASK_NVML] = "1"
             torch.set_num_threads(1)  # a fork lacks its parent's OpenMP threads and would wait for them forever
         if refuse:
             refuse(config, options)
@@ -101,10 +102,10 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     here once. If a rank fails, stops the others and exits with its code.
     """
     os.environ.pop("RANK", None)  # a cluster may set it, but this process is not a rank
-    os.environ[ASK_NVML] = "1"
-    device = rank_device(config.device, 0, world_size, all_visible=True)
-    importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
-    how = "fork" if sys.platform == "linux" and can_fork() else "spawn"
+    device, how = rank_device(config.device, 0, world_size, all_visible=True), "spawn"
+    if sys.platform == "linux":
+        importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
+        how = "fork" if can_fork() else how
     check_memory_limit(config, device)
     if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)
@@ -115,6 +116,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     if config.resume:
         read_checkpoint(config, options, content_of(config, image_set), world_size)
     _refuse_too_many_ranks(world_size)
+    del image_set  # or it would count as memory of every fork
     if world_size > available_cores() and device.type == "cpu" and not config.quiet:
         print(f"warning: {world_size} ranks share {count(available_cores(), 'core')}", file=sys.stderr, flush=True)
     os.environ.update(WORLD_SIZE=str(world_size), LOCAL_WORLD_SIZE=str(world_size))

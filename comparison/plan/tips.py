@@ -47,13 +47,13 @@ def options_for(row: Configuration, report: Report) -> list[str]:
     planned, gpu, cores = row.planned, row.planned.device == "gpu", int(report.environment["cores"])
     devices, settings = max(row.stages, planned.shares), report.settings
     rewritten = planned.compile or planned.cuda_graph or planned.recompute
-    in_folder = settings["dataset"].startswith(FOLDER)  # its images may not fit into memory
+    may_not_fit = settings["dataset"].startswith(FOLDER) or settings.get("image_size")
     compared = any(method_of(other.method).all_cores for other in report.plan)
     suits = {
         "bf16": planned.precision == "fp32",
         "tf32": planned.precision == "fp32" and gpu,
         "cuda graph": not rewritten and gpu and devices == 1 and planned.accumulate == 1,
-        "resident loader": settings["loader"] == "workers" and not in_folder,
+        "resident loader": settings["loader"] == "workers" and not may_not_fit,
         "all cores": not gpu and not compared and planned.threads * devices < cores,
         "huge pages": not gpu and _can_ask_for_huge_pages(),
         "compile": not rewritten,
