@@ -52,7 +52,7 @@ def training_observer():
 
 
 @pytest.fixture
-def observer(gpu, training_observer, tmp_path):
+def observer(gpu, training_observer, tmp_path, monkeypatch):
     """The observer of a script that trains on the pretended GPU, in slices of three steps."""
     torch_on_gpu = SimpleNamespace(
         cuda=SimpleNamespace(
@@ -71,6 +71,7 @@ def observer(gpu, training_observer, tmp_path):
         __version__="2.0",
     )
     (tmp_path / "plan.json").write_text(json.dumps({"steps": 3, "alone": 0.0}))
+    monkeypatch.setattr(training_observer.gc, "get_objects", list)  # networks of other tests may be alive
     change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
     observer = training_observer.Observer(torch_on_gpu, str(tmp_path), change)
     observer.wait = lambda: setattr(observer, "slice_steps", 0)
