@@ -62,7 +62,7 @@ def resident_files():
 def test_a_fork_maps_the_files_that_its_parent_has_mapped():
     files, expected = mapped_files(), resident_files()
     with multiprocessing.get_context("fork").Pool(1, populate, (files,)) as pool:
-        assert pool.apply(resident_files) > 0.9 * expected > 50_000
+        assert pool.apply(resident_files) > 0.9 * expected > 10_000
 
 
 @pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
