@@ -147,5 +147,9 @@ def measured(runs: Runs) -> dict:
     }
 
 
+def main() -> None:
+    benchmark(benchmark_parser(__doc__, blocks=5).parse_args(), measured, table)
+
+
 if __name__ == "__main__":
-    run_script(lambda: benchmark(benchmark_parser(__doc__, blocks=5).parse_args(), measured, table))
+    run_script(main)
