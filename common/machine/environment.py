@@ -80,8 +80,8 @@ def _compute_mode(index):
     return mode.value
 
 
-def can_fork() -> bool:
-    """Return whether forks of this process can use GPUs. They cannot once this process has called CUDA."""
+def forks_can_use_gpus() -> bool:
+    """Return whether forks of this process can use GPUs. They cannot once it has called CUDA."""
     child = os.fork()
     if not child:
         os._exit(torch.cuda._is_in_bad_fork())

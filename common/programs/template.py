@@ -20,12 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from common.machine.begin import begin
-from common.machine.environment import can_fork
 from common.machine.lifetime import TAG, end_with_parent
 from common.machine.memory import mapped_files, populate
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())  # see begin_one()
 begin(__name__)
+
+from common.machine.environment import ASK_NVML, forks_can_use_gpus
+
+os.environ[ASK_NVML] = "1"  # until become()
 
 import common.engine.run
 import common.models.build
@@ -97,7 +100,7 @@ def _show(words, tag):
 def main() -> None:
     """Serve requests; in a fork, return once the program has ended."""
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # BLAS can be forked
-    if not can_fork():
+    if not forks_can_use_gpus():
         return
     seconds = time.time() - command_start()
     populate(files := mapped_files())  # fails before Linux 5.14

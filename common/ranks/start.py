@@ -22,7 +22,7 @@ from common.engine.setup import check_memory_limit, check_precision, prepare_pro
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
 from common.machine.entry import AFTER_STEP, end_after_step, pending_signal, run_script
-from common.machine.environment import ASK_NVML, available_devices, can_fork
+from common.machine.environment import ASK_NVML, available_devices, forks_can_use_gpus
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory, mapped_files, populate
 from common.ranks.launchers import become_rank
@@ -105,7 +105,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     device, how = rank_device(config.device, 0, world_size, all_visible=True), "spawn"
     if sys.platform == "linux":
         importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
-        how = "fork" if can_fork() else how
+        how = "fork" if forks_can_use_gpus() else how
     check_memory_limit(config, device)
     if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)

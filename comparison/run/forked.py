@@ -1,7 +1,7 @@
 """Children forked from a template (common/programs/template.py): they start sooner, as torch is imported already.
 
-Only on Linux. Each block has a template of its own: where a process's memory lies affects its
-speed, and differs from start to start, but is the same in all forks of a template.
+Only on Linux. Each block has a template of its own: where a process's memory lies affects its speed, and differs from
+start to start, but is the same in all forks of a template.
 """
 
 import atexit
@@ -22,7 +22,6 @@ from common.machine.lifetime import TAG, adopt_orphans, end_with_parent, guard, 
 from common.machine.turns import OBSERVE, TURNS
 from comparison.methods import PROJECT, python
 
-NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # see common/machine/environment.py, which imports torch
 OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}  # variables that may differ from the template's
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
 ROOM = "-" * 1000  # for the commands of forks in `ps`
@@ -69,7 +68,7 @@ class Template:
                 stdin=nothing,
                 stdout=nothing,
                 stderr=nothing,
-                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT), **NVML},
+                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT)},
                 pass_fds=[other.fileno()],
                 start_new_session=True,
                 preexec_fn=end_with_parent,

@@ -12,7 +12,13 @@ from common.engine import setup
 from common.engine.setup import check_precision
 from common.errors import MACHINE, SuiteError
 from common.machine import environment
-from common.machine.environment import available_devices, can_fork, describe_environment, gpu_uuid, gpus_can_be_shared
+from common.machine.environment import (
+    available_devices,
+    describe_environment,
+    forks_can_use_gpus,
+    gpu_uuid,
+    gpus_can_be_shared,
+)
 from common.programs import check as preflight
 from common.programs.check import BAD, OK, check_all
 from comparison.run import machine
@@ -87,7 +93,7 @@ def test_the_driver_decides_whether_processes_may_share_gpus(monkeypatch):
 @pytest.mark.parametrize("called_cuda", [False, True])
 def test_a_process_that_has_called_cuda_is_not_forked(called_cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: called_cuda)
-    assert can_fork() != called_cuda
+    assert forks_can_use_gpus() != called_cuda
 
 
 @pytest.mark.parametrize("name, kind", [("NVIDIA A100-SXM4-40GB", "GPU"), ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG")])
