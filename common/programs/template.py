@@ -28,7 +28,8 @@ begin(__name__)
 
 from common.machine.environment import ASK_NVML, forks_can_use_gpus
 
-os.environ[ASK_NVML] = "1"  # until become()
+if __name__ == "__main__":
+    os.environ[ASK_NVML] = "1"  # until become()
 
 import common.engine.run
 import common.models.build
