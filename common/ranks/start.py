@@ -105,7 +105,7 @@ def spawn_ranks(world_size: int, train: Callable, config: RunConfig, options, da
     device, how = rank_device(config.device, 0, world_size, all_visible=True), "spawn"
     if sys.platform == "linux":
         importlib.import_module("torch._dynamo")  # DDP, FSDP and pipelining would do it in every rank
-        how = "fork" if forks_can_use_gpus() else how
+        how = "fork" if device.type == "cpu" or forks_can_use_gpus() else how
     check_memory_limit(config, device)
     if device.type == "cpu":  # on a GPU, this process would keep some of its memory
         check_precision(config, device)
