@@ -32,11 +32,11 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quarter", type=quarter, metavar="COMMIT", help="run a quarter of the slow tests alone")
+    parser.addoption("--quarter", type=quarter, metavar="COMMIT", help="run a quarter of the tests that start programs")
 
 
 def quarter(commit: str) -> int:
-    """Return the quarter of the slow tests, 0 to 3, for a commit's hash."""
+    """Return the quarter of the tests, 0 to 3, for a commit's hash."""
     return int(commit, 16) % 4
 
 
@@ -48,9 +48,9 @@ def pytest_collection_modifyitems(config, items):
         if "project" in item.fixturenames:
             item.add_marker(pytest.mark.process)
     if (chosen := config.getoption("--quarter")) is not None:
-        slow = [item for item in items if "slow" in item.keywords]
-        others = [item for number, item in enumerate(slow) if number % 4 != chosen]
-        config.hook.pytest_deselected(items=others)
+        starting = [item for item in items if not {"process", "fault", "slow"}.isdisjoint(item.keywords)]
+        others = {item for number, item in enumerate(starting) if number % 4 != chosen}
+        config.hook.pytest_deselected(items=[*others])
         items[:] = [item for item in items if item not in others]
     if not torch.cuda.is_available():
         for item in items:

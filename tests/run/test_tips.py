@@ -181,6 +181,7 @@ def test_options_for_a_row(monkeypatch):
     assert options.that_go_together(["tf32", "compile", "bf16", "cuda graph"]) == ("tf32", "compile")
 
 
+@pytest.mark.process
 def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
     row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
