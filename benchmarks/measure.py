@@ -35,6 +35,7 @@ from comparison.judge.blocks import ratios  # noqa: E402
 from comparison.judge.statistics import Ratio  # noqa: E402
 from comparison.record import Report  # noqa: E402
 from comparison.rows import Configuration, Planned  # noqa: E402
+from comparison.run.lock import DirectoryLock  # noqa: E402
 from comparison.run.session import run_comparison  # noqa: E402
 from comparison.run.turns import Run  # noqa: E402
 from comparison.show.tables import lay_out  # noqa: E402
@@ -124,8 +125,8 @@ def run_of(label: str, number: int, command: tuple[str, ...], directory: Path) -
 
 def quiet_comparison(report: Report, directory: Path) -> Analysis | None:
     """Run and judge a planned comparison without its output. None if another program disturbed it."""
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        analysis = analyse(run_comparison(report, [], output_to(directory)))
+    with DirectoryLock(directory) as lock, open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        analysis = analyse(run_comparison(report, [], output_to(lock)))
     return None if any(row.disturbed for row in analysis.report.all_rows) else analysis
 
 
