@@ -12,7 +12,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.blocks import ratios
 from comparison.judge.measures import block_times
 from comparison.methods import Machine, script
-from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
+from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, scripts_before, twin_of
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
 from comparison.show import detail_tables
@@ -187,6 +187,9 @@ def test_invalid_against_paths_are_refused(planned, tmp_path):
     write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), tmp_path)
     with pytest.raises(SuiteError, match="in common; found mp there"):
         planned(f"--methods single --against {tmp_path / 'results.json'}")
+    for typed, lacking in (("python mine.py", "found no mine.py"), ("python -m mine", "found no script that is named")):
+        with pytest.raises(SuiteError, match=lacking):
+            scripts_before([configuration("script", command=tuple(typed.split()))], tmp_path)
 
 
 def test_rows_are_compared_with_themselves_before_with_simultaneous_intervals():

@@ -14,7 +14,8 @@ import pytest
 
 from common.files import plots
 from common.files.describe import describe_end
-from common.files.results import PHASES, PhaseTimes
+from common.files.results import PHASES, PhaseTimes, Span
+from common.words import printable
 from comparison.judge.analysis import analyse
 from comparison.show import figures
 from comparison.show.report import write_csv, write_html
@@ -320,12 +321,13 @@ def test_the_numbers_in_results_csv(tmp_path):
 
 def test_markup_in_names_and_reasons_is_escaped_in_every_part_of_a_report(tmp_path):
     """In lists, paragraphs, tables, commands, and the title."""
-    hostile = "<img src=x> [a](http://b)"
+    hostile = "<img src=x> [a](http://b)\x1b[2J"
     outcomes = tuple(one if one.result else replace(one, reason=hostile, command=hostile) for one in REPORT.outcomes)
     plan = tuple(replace(row, label=f"{row.label} {hostile}") for row in REPORT.plan)
     report = replace(REPORT, outcomes=outcomes, plan=plan, settings={**REPORT.settings, "dataset": hostile})
     text, _, commands = markdown_of(analyse(report), tmp_path).partition("\n## Commands")
-    assert text.count("&lt;img") > 30 and "<img" not in text and "](http" not in text and hostile in commands
+    assert text.count("&lt;img") > 30 and "<img" not in text and "](http" not in text
+    assert printable(hostile) in commands and "\x1b" not in text + commands
     write_html(analyse(report), tmp_path / "report.html", [])
     text = (tmp_path / "report.html").read_text()
     assert text.count("&lt;img") > 30 and "<img" not in text
@@ -407,17 +409,29 @@ def test_the_answers_times_and_phases_of_the_page(page):
             assert percents(drawn) == pytest.approx([100 * time / longest for time in times], abs=0.01)
 
 
+def blocks_of(drawn):
+    return sorted((float(x), float(w)) for one in drawn for x, w in re.findall(r"M(\S+) 0h([\d.]+)", one["d"]))
+
+
 def test_the_timelines_of_the_page(page):
     ((*rows, (_, (end, _))),) = page["timeline"]
     longest = max(span.end for spans in REPORT.timelines.values() for span in spans)
     shows(end, longest)
     for (name, _), (_, drawn) in rows:
-        blocks = [(float(x), float(w)) for one in drawn for x, w in re.findall(r"M(\S+) 0h([\d.]+)", one["d"])]
         spans = [
             (1000 * span.start / longest, 1000 * (span.end - span.start) / longest)
             for span in REPORT.timelines[name.lower()]
         ]
-        assert sorted(blocks) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+        assert blocks_of(drawn) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+
+
+def test_spans_that_touch_are_one_block_of_a_timeline(tmp_path):
+    ends = (10.0, 50.0), (20.0, 30.0), (50.09, 60.0), (60.11, 70.0), (80.0, 90.0), (90.0, 100.0)
+    spans = tuple(Span(0, "step", "update" if end == 100.0 else "forward", start, end) for start, end in ends)
+    write_html(analyse(replace(REPORT, timelines={"single": spans})), tmp_path / "report.html", [])
+    (((_, (_, drawn)), _),) = Page(tmp_path / "report.html").tables["timeline"]
+    blocks = [(100, 500), (601.1, 98.9), (800, 100), (900, 100)]
+    assert blocks_of(drawn) == [pytest.approx(block, abs=0.06) for block in blocks]
 
 
 # ---- figures
@@ -586,6 +600,6 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
         assert bool(patches[place].get_hatch()) == (seconds == 1.0)
         assert seconds == 1.0 or shows(cells[place], 1 / seconds)
     assert figure.get_suptitle().startswith("Faster than single: “DDP” in 1 of 4 cases\n")
-    pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "batch size, “DDP" in text]
+    pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "its baseline " in text]
     assert pays == ["at 256.", "at none of them."]
     assert figures.FIGURES["map.png"](ANALYSIS) is None
