@@ -210,7 +210,7 @@ def test_a_sweep_of_workers_is_one_decision():
 
 
 def test_rows_with_equal_settings_are_compared_without_the_baseline():
-    choice = decide(row("ddp", FAST), row("fsdp", SLOW), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50))
+    choice = decide(row("ddp", FAST), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), row("fsdp", SLOW))
     assert choice.best.label == "DDP" and choice.ineligible == {"pipeline": "unequal: global batch 50 instead of 100"}
 
 

@@ -113,8 +113,13 @@ def test_nothing_is_projected_from_a_disturbed_comparison(busy, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.2, 2.0])
 def test_the_figure_of_scaling_is_scaled_to_what_is_measured_and_projected(seconds):
-    analysis = projected(row_of("single"), row_of("ddp", 2, seconds=seconds), cores=8)
-    figure = draw_scaling(analysis)
+    rows = row_of("single"), row_of("ddp", 2, seconds=seconds)
+    analysis = projected(*rows, cores=8, project=["2", "2x2"], link_gbps=80.0)
+    figure, points = draw_scaling(analysis), analysis.projection.points
+    lines = {line.get_linestyle(): line for line in figure.axes[0].get_lines() if "projected" in line.get_label()}
+    for style, some in (("-", points[:2]), ("--", points[::2])):  # on one machine, and on two
+        assert [*lines[style].get_xdata()] == [point.cluster.total for point in some]
+        assert [*lines[style].get_ydata()] == [point.speed_up for point in some]
     highest = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
     highest += [point.high for point in analysis.projection.points]
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15 * max(highest)))  # the ideal line may leave the axes

@@ -427,7 +427,7 @@ def test_the_timelines_of_the_page(page):
 
 def test_spans_that_touch_are_one_block_of_a_timeline(tmp_path):
     ends = (10.0, 50.0), (20.0, 30.0), (50.09, 60.0), (60.11, 70.0), (80.0, 90.0), (90.0, 100.0)
-    spans = tuple(Span(0, "step", "update" if end == 100.0 else "forward", start, end) for start, end in ends)
+    spans = tuple(Span(0, "step", "update" if end == 100.0 else "forward", start, end) for start, end in reversed(ends))
     write_html(analyse(replace(REPORT, timelines={"single": spans})), tmp_path / "report.html", [])
     (((_, (_, drawn)), _),) = Page(tmp_path / "report.html").tables["timeline"]
     blocks = [(100, 500), (601.1, 98.9), (800, 100), (900, 100)]
