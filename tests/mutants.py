@@ -46,7 +46,7 @@ TESTS = (  # run in parallel
 )
 STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-SECONDS = 20.0  # of tests that are run for each mistake, half of them of WHOLE outputs
+SECONDS = 12.0  # of tests of WHOLE outputs that are run for each mistake, and of others
 WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
@@ -57,7 +57,7 @@ CODES = {}  # of the project's modules, to be imported: by file
 RAN = set()  # what has run of the functions of FILES: see marked()
 COMPUTES = (ast.BinOp, ast.Subscript, ast.Assign, ast.Compare)  # numbers elsewhere mostly set a figure's looks
 LOOKS = ("height", "width")  # arguments that only set the looks of a figure
-DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened float set".split()
+DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened set".split()
 
 
 def both_ways(pairs, convert=str):
@@ -229,7 +229,7 @@ def forget():
 
 
 def trace():
-    """Return test → (seconds, {(file, line), …}) of all TESTS."""
+    """Return test → (seconds, {(file, line), …}, rarity) of all TESTS. rarity: high if few tests run the same lines."""
     with TemporaryDirectory() as directory:
         outputs = [Path(directory, str(number)) for number in range(len(TESTS))]
         children = [
@@ -239,26 +239,31 @@ def trace():
         for pid in children:
             if os.waitpid(pid, 0)[1]:
                 sys.exit("the tests are red without any mistake")
-        return {test: calls for output in outputs for test, calls in pickle.loads(output.read_bytes()).items()}
+        reached = {test: own for output in outputs for test, own in pickle.loads(output.read_bytes()).items()}
+    times = Counter(line for _, ran in reached.values() for line in ran)
+    return {test: (seconds, ran, sum(1 / times[line] for line in ran)) for test, (seconds, ran) in reached.items()}
 
 
 def tests_of(reached, file, line, name):
-    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and others that run most."""
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and of others by turns those
+    that run most of the file and those that run what few tests run."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
         lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
     every = {(file, at) for at in range(1, 1000)}
-    if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
+    if not any(lines & ran for _, ran, _ in reached.values()):  # used only while modules are imported
         lines = every
-    able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
+    able = sorted((seconds, test) for test, (seconds, ran, _) in reached.items() if not lines.isdisjoint(ran))
     whole = [own for own in able if own[1].startswith(WHOLE)]
     package = f"/{Path(file).parent.name}/"
     others = defaultdict(list)  # by function: those of the file's own package, and that run most of the file, first
     for own in sorted(able, key=lambda own: (package not in own[1], -len(every & reached[own[1]][1]))):
         others[own[1].partition("[")[0]].append(own)
     in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
-    return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
+    rare = sorted(in_turn, key=lambda own: -reached[own[1]][2] / max(own[0], 0.03) * (3 if package in own[1] else 1))
+    both = dict.fromkeys(own for pair in zip(rare, in_turn, strict=True) for own in pair)
+    return [*within(SECONDS, whole), *sorted(within(SECONDS, both))] or [test for _, test in able[:1]]
 
 
 def within(seconds, tests):
@@ -275,8 +280,8 @@ def is_red(mistake, reached, placebo):
     chosen = tests_of(reached, file, line, name)
     if not placebo:
         CODES[file] = compile(planted(*mistake)[0], file, "exec")
-    signal.alarm(60 + 10 * int(SECONDS))
-    signal.setitimer(signal.ITIMER_PROF, 2 * SECONDS)  # of computing, in a loop without end
+    signal.alarm(60 + 20 * int(SECONDS))
+    signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)  # of computing, in a loop without end
     return bool(chosen) and run_tests(chosen, (), "-x", "-q") != 0
 
 

@@ -14,6 +14,7 @@ from comparison.judge.statistics import (
     SLOWER,
     TOO_FEW,
     UNDECIDED,
+    Excess,
     Ratio,
     dunnett_quantile,
     look_confidence,
@@ -225,6 +226,7 @@ def test_dependent_blocks_are_detected():
                 states.append(correlation * states[-1] + math.sqrt(1 - correlation**2) * random.normal(size=6))
             found[correlation] += block_dependence(np.exp(0.04 * np.array(states)))[1] <= 0.01
     assert found[0.0] <= 3 and found[0.9] >= 34  # expected: 1% and 96%
+    assert block_dependence(np.exp(np.outer(np.arange(30.0), [0.1, 0.0])))[1] == 0.001  # no resample is as extreme
     assert block_dependence(table(blocks=4)) is None and block_dependence(np.full((5, 2), 1.0)) is None
 
 
@@ -263,8 +265,14 @@ def test_two_modes_are_detected():
     samples = [random.normal(size=20) for _ in range(40)]
     found = [[two_modes(values + gap * (np.arange(20) < 8))[1] <= 0.01 for values in samples] for gap in (0, 6)]
     assert sum(found[0]) <= 3 and sum(found[1]) >= 36  # expected: 1% and 97%
+    assert two_modes([0.0] * 9 + [1.0] * 9) == (pytest.approx(1.0), 0.001)
     part, _ = two_modes([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     assert part == pytest.approx(1.0) and two_modes([1.0, 2.0, 3.0, 4.0, 5.0]) is None and two_modes([1.0] * 9) is None
+
+
+def test_a_difference_keeps_its_interval_in_another_unit():
+    assert Excess("data", 2.0, 1.0, 3.5).times(4) == Excess("data", 8.0, 4.0, 14.0)
+    assert Excess("data", 2.0).times(4) == Excess("data", 8.0)
 
 
 INTERVALS = {

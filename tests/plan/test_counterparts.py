@@ -110,7 +110,8 @@ def test_scripts_of_another_checkout_get_the_current_flags(checkout, planned, mo
     usual, earlier = planned(f"--methods single --against {checkout}").plan
     assert earlier.command == (usual.command[0], "other/data_parallel_train.py", *usual.command[2:])
     now = replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))
-    (row,) = before([now], checkout, None, None, CPU)
+    others = [replace(SINGLE, skip="needs GPUs"), configuration("script", command=("python", "mine.py"))]
+    (row,) = before([now, *others], checkout, None, None, CPU)
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
     assert (row.name, row.label, row.role, row.against) == ("single-before", "SINGLE, before", BEFORE, "single")
     with pytest.raises(SuiteError, match="is without ddp_train.py; it was written later; leave that method out"):

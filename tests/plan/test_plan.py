@@ -43,6 +43,7 @@ def test_all_rows_get_the_same_totals_and_threads_per_device():
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one per rank
     assert [flag(plan(gpus)["single"], "--threads") for gpus in (8, 0)] == ["1", "4"]
     assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"
+    assert {flag(row, "--num-workers") for row in plan(nproc=[1, 5]).values()} == {"5"}
     methods = [(name, {}) for name in ("single", "single-all-cores", "ddp")]
     quota = make_plan(plan_arguments(methods=methods, nproc=[2]), Machine(gpus=0, cores=3.5), [])
     assert [flag(row, "--threads") for row in quota] == ["1", "3", "1"]

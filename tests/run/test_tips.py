@@ -138,6 +138,7 @@ def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
         (20.0, SPEEDS, "trained to 90.0% here"),
         (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
         (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
+        (90.0, {**SPEEDS, "compile": 1.4}, "bf16, compile and huge pages, 2.8"),
     ],
 )
 def test_the_screen_shows_tips_in_one_line(launch, tmp_path, capsys, wall, speeds, words):
@@ -172,6 +173,8 @@ def test_options_for_a_row(monkeypatch):
 
     assert of(threads=2) == {"bf16", "huge pages", "compile"}
     assert of(threads=1) == {"bf16", "huge pages", "compile", "all cores"}
+    both = report_of((SINGLE, runs()), (configuration("single-all-cores", threads=4), runs()), loader="resident")
+    assert "all cores" not in options_for(SINGLE, replace(both, environment={**both.environment, "cores": 4}))
     assert of("ddp", per_device_batch_size=50) == {"bf16", "huge pages", "compile"}
     assert of(threads=2, precision="bf16", compile=True) == {"huge pages"}
     assert of(threads=2, loader="workers") - of(threads=2) == {"resident loader"}

@@ -82,7 +82,7 @@ def test_the_projection_starts_from_the_measured_time_of_one_device():
     for text in (
         *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 training ranks"),
         *("8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)"),
-        "1.25 times",
+        *("1.25 times", "4 devices with 25 images each are fastest: the largest number"),
     ):
         assert text in sentences(analysis)
 
@@ -117,7 +117,10 @@ def test_the_figure_of_scaling_is_scaled_to_what_is_measured_and_projected(secon
     analysis = projected(*rows, cores=8, project=["2", "2x2"], link_gbps=80.0)
     figure, points = draw_scaling(analysis), analysis.projection.points
     lines = {line.get_linestyle(): line for line in figure.axes[0].get_lines() if "projected" in line.get_label()}
-    for style, some in (("-", points[:2]), ("--", points[::2])):  # on one machine, and on two
+    one_and_two = zip(("-", "--"), (points[:2], points[::2]), figure.axes[0].collections[-2:], strict=True)  # machines
+    for style, some, range_of in one_and_two:
+        ends = {(point.cluster.total, end) for point in some for end in (point.low, point.high)}
+        assert {*map(tuple, range_of.get_paths()[0].vertices)} == ends
         assert [*lines[style].get_xdata()] == [point.cluster.total for point in some]
         assert [*lines[style].get_ydata()] == [point.speed_up for point in some]
     highest = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
@@ -186,7 +189,7 @@ def test_the_exchange_overlaps_with_the_backward_pass():
     assert waited == pytest.approx([0, 2 + 1.6 + 4, four + 2.1 + 2.4 + 12])
     for words in (
         *("at 20.00 Gbit/s", "2.00 ms with 2, as measured", "4 (N-1) messages", "each takes 1.00 ms"),
-        *("first 6,000,000 bytes", "10% of a step", "2 devices with 50 images each are fastest"),
+        *("first 6,000,000 bytes", "10% of a step", "2 devices with 50 images each are fastest: with more"),
     ):
         assert words in text, words
     network = {"project": ["2x1", "4x1"], "link_ms": 1.0}

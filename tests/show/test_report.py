@@ -16,6 +16,7 @@ from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
 from comparison.judge.statistics import resolution
+from comparison.outcomes import Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
@@ -63,6 +64,22 @@ def test_rows_without_numbers_say_why():
     assert "|".join(mp) == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
     assert report.failed and not report_of(SINGLE, DDP).failed
+
+
+def test_times_are_compared_with_the_best_if_any_training_has_one():
+    rows = [
+        (configuration(method, values={"batch_size": size}, batch_size=size), runs(method, global_batch_size=size))
+        for size in (64, 128)
+        for method in ("single", "ddp")
+    ]
+    table = main_table(report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9}))
+    assert "Relative time [95%]" in table and [row[10] for row in cells(table)][2:] == ["1.00", "1.00 [1.00, 1.00]"]
+
+
+def test_the_trials_of_a_batch():
+    tried = Trial("single", 128, "ok", "", 1000, 3 * 2**20), Trial("single", 1256, "out of memory", "")
+    table = detail_tables.trial_table(analyse(replace(report_of(SINGLE), trials=tried)), "simple")
+    assert cells(table) == [["SINGLE", "128", "3.0", "fits"], ["SINGLE", "1,256", "–", "out of memory"]]
 
 
 @pytest.mark.parametrize(
