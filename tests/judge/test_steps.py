@@ -134,6 +134,8 @@ def test_the_means_over_one_run_are_its_own_and_ranks_queue_on_average():
     means = rank_means(run(*own))
     assert mean_ranks([means]) == tuple(means) and (means[2].waited, means[2].caused) == (0.4, {"data": 0.4})
     assert queued_share([means], 2).value == pytest.approx(0.1)
+    (mean,) = mean_ranks([[one] for one in means])  # of three runs
+    assert (mean.waited, mean.caused["data"], mean.queued / mean.step) == pytest.approx((0.2, 0.2, 0.2))
 
 
 def test_one_device_exchanges_nothing_and_older_results_have_no_exchange():
