@@ -123,6 +123,7 @@ def test_the_figure_of_scaling_is_scaled_to_what_is_measured_and_projected(secon
         assert {*map(tuple, range_of.get_paths()[0].vertices)} == ends
         assert [*lines[style].get_xdata()] == [point.cluster.total for point in some]
         assert [*lines[style].get_ydata()] == [point.speed_up for point in some]
+    assert figure.axes[0].get_xlim() == (0.8, 4.2)
     highest = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
     highest += [point.high for point in analysis.projection.points]
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15 * max(highest)))  # the ideal line may leave the axes

@@ -76,6 +76,14 @@ def test_times_are_compared_with_the_best_if_any_training_has_one():
     assert "Relative time [95%]" in table and [row[10] for row in cells(table)][2:] == ["1.00", "1.00 [1.00, 1.00]"]
 
 
+def test_the_time_to_a_target_accuracy():
+    others = [*runs("ddp", (1.0, 1.1)), "not reached"], ["not reached"], ["failed"]
+    rows = [(configuration(f"ddp-{number}"), made) for number, made in enumerate(others)]
+    # the block without a time is the fastest one, so 3.15 s are adjusted
+    first, *rest = (row[4] for row in cells(main_table(report_of(SINGLE, *rows, target_accuracy=0.6))))
+    assert first.startswith("6.00 [5.8") and rest == ["3.13 (not reached by 1 of 3 runs)", "not reached", "–"]
+
+
 def test_the_trials_of_a_batch():
     tried = Trial("single", 128, "ok", "", 1000, 3 * 2**20), Trial("single", 1256, "out of memory", "")
     table = detail_tables.trial_table(analyse(replace(report_of(SINGLE), trials=tried)), "simple")
