@@ -230,7 +230,9 @@ def test_variants_of_a_single_script():
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)
         variants = variants_of(row, machine, ranks)
-        assert row.what_if == "" and all(other.name == f"{row.name}-{other.what_if}" for other in variants)
+        assert (row.what_if, row.planned.threads) == ("", cores) and all(
+            other.name == f"{row.name}-{other.what_if}" for other in variants
+        )
         return {other.label: other for other in variants}
 
     rows = made(0, 4)

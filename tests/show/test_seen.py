@@ -518,6 +518,7 @@ def test_titles_name_the_row_and_the_phase_that_lose_the_most_time(drawn):
 
 
 def test_timelines_are_drawn_as_bars_from_start_to_end(drawn):
+    assert len({axis.get_xlim() for axis in drawn["timeline.png"].axes}) == 1
     for axis, (name, spans) in zip(drawn["timeline.png"].axes, REPORT.timelines.items(), strict=True):
         assert axis.get_title(loc="left").lower() == name
         seen = sorted((x, length) for _, x, length in bars(axis))
