@@ -184,6 +184,21 @@ def test_options_for_a_row(monkeypatch):
     assert options.that_go_together(["tf32", "compile", "bf16", "cuda graph"]) == ("tf32", "compile")
 
 
+@pytest.mark.parametrize(
+    "linux, typed, asked",
+    [
+        ("always [madvise] never", {}, True),
+        ("[always] never", {}, False),
+        ("[madvise]", {"GLIBC_TUNABLES": "x"}, False),
+    ],
+)
+def test_huge_pages_are_an_option_if_linux_gives_them_on_request(linux, typed, asked, monkeypatch, tmp_path):
+    (tmp_path / "enabled").write_text(linux)
+    monkeypatch.setattr(options, "HUGE_PAGES", tmp_path / "enabled")
+    monkeypatch.setattr(options.os, "environ", typed)
+    assert options._can_ask_for_huge_pages() == asked
+
+
 def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
     row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
