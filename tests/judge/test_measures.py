@@ -58,6 +58,7 @@ def test_a_method_that_trains_something_else_has_no_accuracy():
         (runs(), []),
         (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s"]),
         (runs(first=8.0), ["4.0 times", "--epochs"]),
+        (runs(first=8.0, epochs=2), ["4.0 times"]),
         ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),
