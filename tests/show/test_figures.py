@@ -6,7 +6,8 @@ from unittest.mock import Mock
 import pytest
 from matplotlib.figure import Figure
 
-from common.files.plots import draw_curves
+from common.files.plots import draw_curves, draw_timeline
+from common.files.results import Span
 from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
@@ -63,6 +64,11 @@ def test_a_figure_grows_by_the_lines_of_its_title_and_of_the_longest_one_of_a_pa
     figures.wrap_titles(figure)
     title, *of_panels = (text.get_window_extent().height - height for text, height in zip(texts, heights, strict=True))
     assert figure.get_figheight() == pytest.approx(3 + (title + max(of_panels)) / figure.dpi)
+
+
+def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
+    spans = Span(0, "step", "data", 0.0, 0.08), Span(0, "step", "forward", 0.08, 100.0)
+    assert [*draw_timeline(Figure().subplots(), spans)] == ["forward"]
 
 
 def learned(method, *ends):

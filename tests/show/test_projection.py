@@ -200,6 +200,13 @@ def test_the_exchange_overlaps_with_the_backward_pass():
     assert "Adding devices never helps" in steps(**network, link_gbps=0.8)[1]
 
 
+def test_the_exchange_of_as_many_gpus_as_were_measured_takes_as_long_as_measured():
+    model = {**LINK["models"][0], "short_milliseconds": 4.0}
+    report = projected(ON_GPUS, models=[model], project=["4"]).report
+    report = replace(report, environment={**report.environment, "gpus": ["H200"] * 4})
+    assert analyse(report).projection.points[-1].step.exchange == pytest.approx(15)  # 3/4 of 10 MB, twice, at 8 Gbit/s
+
+
 def test_the_range_has_less_and_more_of_the_exchange():
     points = projected(row_of("single"), row_of("ddp", 2), cores=8).projection.points
     alone, two = (point.step for point in points[:2])

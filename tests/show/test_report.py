@@ -355,6 +355,7 @@ KINDS = {
     "devices alone": report_of(*RANKS),
     "devices": report_of(SINGLE, *RANKS),
     "one epoch": ONE_EPOCH,
+    "two rows of one epoch": report_of((configuration(), runs(epochs=1)), (DDP[0], runs("ddp", epochs=1)), epochs=1),
     "no classes": report_of((configuration(), runs(class_accuracy=None))),
     "projected": report_of(SINGLE, DDP, project=["2"]),
     "projected without a baseline": report_of((configuration(), ["failed"]), DDP, project=["2"], probe=LINK),

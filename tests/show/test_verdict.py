@@ -248,6 +248,8 @@ def test_single_runs_recommend_nothing():
     few = "DDP: 2.00 times as fast, but too few runs for an interval; 1.00 s instead of 2.00 s"
     assert verdict(report)[1].startswith(few)
     assert recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))[0].startswith(none)
+    models = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
+    assert recommendations(report_of(*models)) == []  # a sweep
 
 
 def test_a_row_with_other_weights_has_no_speed_up():
