@@ -161,6 +161,8 @@ def test_short_trainings_are_decided_by_whole_runs_and_long_ones_by_epochs():
     assert (short.wall_time.kind, short.best.label) == ("run", "SINGLE")
     assert short.wall_time.means == pytest.approx({"single": 9.5, "ddp": 12.5}, rel=1e-3)
     assert (short.later.label, short.pays_from) == ("DDP", 3 + 4)  # 3 s behind, gains 1 s per epoch
+    (three,) = analyse(as_long_as_its_parts(report_of(*rows, long("fsdp", 8.0, 1.5)))).decisions
+    assert (three.later.label, three.pays_from) == ("DDP", 3 + 4)  # FSDP is 4.5 s behind, and gains half as much
     (cut,) = analyse(as_long_as_its_parts(report_of(*rows, max_steps=10))).decisions
     assert (cut.wall_time.kind, cut.best.label, cut.later) == ("epoch", "DDP", None)
     rows = long("single", 2.0, 2.0, epochs=400), long("ddp", 8.0, 1.0, epochs=400)

@@ -7,7 +7,7 @@ import pytest
 
 import compare_parallel
 from comparison.judge.analysis import analyse
-from comparison.judge.remedies import find_proofs, find_remedies, plan_proof
+from comparison.judge.remedies import Proof, find_proofs, find_remedies, plan_proof
 from comparison.judge.statistics import Excess
 from comparison.results_file import write_results
 from comparison.show import figures
@@ -188,6 +188,14 @@ def test_the_measured_gain_is_reported():
 )
 def test_a_proof_needs_the_predicted_gain_in_the_blamed_phase(rows, outcome):
     assert proved(**rows).outcome == outcome
+
+
+@pytest.mark.parametrize("low, outcome", [(4.0, "less"), (4.2, "proved"), (8.0, "proved"), (8.1, "more")])
+def test_a_gain_is_other_than_predicted_if_the_intervals_are_apart_by_more_than_15_percent(low, outcome):
+    (remedy,) = remedies(single(), slow("exchange"))
+    remedy = replace(remedy, predicted=Excess("exchange", 6.0, 5.0, 7.0))
+    sham = Excess("exchange", 0.0, -1.0, 1.0)
+    assert Proof(remedy, Excess("exchange", low + 0.1, low, low + 0.2), sham).outcome == outcome
 
 
 def test_a_proof_needs_a_sham():

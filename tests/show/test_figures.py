@@ -67,8 +67,11 @@ def test_a_figure_grows_by_the_lines_of_its_title_and_of_the_longest_one_of_a_pa
 
 
 def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
-    spans = Span(0, "step", "data", 0.0, 0.08), Span(0, "step", "forward", 0.08, 100.0)
-    assert [*draw_timeline(Figure().subplots(), spans)] == ["forward"]
+    axis, spans = Figure().subplots(), [Span(0, "step", "data", 0.0, 0.08), Span(0, "step", "forward", 0.08, 100.0)]
+    spans += [Span(0, f"cuda:{number}", "kernel", 0.0, 0.08) for number in range(5)]
+    assert [*draw_timeline(axis, tuple(spans))] == ["forward"]
+    places = [bar.get_y() for bar in axis.patches[2:]]
+    assert places == sorted(places)
 
 
 def learned(method, *ends):

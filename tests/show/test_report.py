@@ -21,6 +21,7 @@ from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
 from comparison.show import detail_tables, figures, remarks, tables
+from comparison.show.advice import in_short
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_html
 from comparison.show.terminal import LINES, terminal_text
@@ -72,7 +73,9 @@ def test_times_are_compared_with_the_best_if_any_training_has_one():
         for size in (64, 128)
         for method in ("single", "ddp")
     ]
-    table = main_table(report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9}))
+    report = report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9})
+    table, (_, *short) = main_table(report), in_short(analyse(report))
+    assert [line.partition(": ")[0] for line in short] == ["For batch size 64", "For batch size 128"]
     assert "Relative time [95%]" in table and [row[10] for row in cells(table)][2:] == ["1.00", "1.00 [1.00, 1.00]"]
 
 
