@@ -114,6 +114,8 @@ def test_failed_and_useless_options_are_not_launched_again(launch):
     shown = {row["Option"]: row for row in tip_rows(replace(analyse(compared()), tips=find_tips(tried)))}
     assert shown["bf16"]["Result"] == "failed: bf16 is slower here" and shown["bf16"]["Times as fast [95%]"] is None
     assert shown["huge pages"]["Result"] == "no gain in its first launch"
+    tried, _ = launch(compared(), broken={"": ("failed", "no kernel")})  # nothing to compare with
+    assert not any(tip.ratio for tip in find_tips(tried))
 
 
 def test_disturbed_tips_claim_nothing(launch):
