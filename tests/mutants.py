@@ -88,7 +88,7 @@ def without_effect(file, tree):
             yield node  # a tolerance
         if numbers and isinstance(node, ast.BinOp) and file.endswith("plots.py"):
             yield node  # a size in inches, or a position
-        if numbers and file.endswith("figures.py"):
+        if file.endswith("figures.py") and (numbers or (isinstance(node, ast.BinOp) and "MARGIN" in ast.unparse(node))):
             yield node  # a margin in inches, or the share of a panel's width for its title
         if isinstance(node, ast.keyword) and node.arg in LOOKS:
             yield from ast.walk(node)

@@ -226,6 +226,8 @@ def test_row_names_and_shuffled_order():
 
 
 def test_variants_of_a_single_script():
+    assert parse_script("python mine.py --lr=0.1") == "mine=python mine.py --lr=0.1"
+
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)

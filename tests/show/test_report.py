@@ -24,6 +24,7 @@ from comparison.show import detail_tables, figures, remarks, tables
 from comparison.show.advice import in_short
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_html
+from comparison.show.sentences import tell_trial
 from comparison.show.terminal import LINES, terminal_text
 from comparison.show.verdict import verdict
 from tests.reports import (
@@ -91,6 +92,8 @@ def test_the_trials_of_a_batch():
     tried = Trial("single", 128, "ok", "", 1000, 3 * 2**20), Trial("single", 1256, "out of memory", "")
     table = detail_tables.trial_table(analyse(replace(report_of(SINGLE), trials=tried)), "simple")
     assert cells(table) == [["SINGLE", "128", "3.0", "fits"], ["SINGLE", "1,256", "–", "out of memory"]]
+    failed = replace(tried[1], status="failed", reason="signal 9")
+    assert [*map(tell_trial, (tried[1], failed))] == ["out of memory", "failed, signal 9"]
 
 
 @pytest.mark.parametrize(

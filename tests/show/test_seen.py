@@ -13,7 +13,7 @@ from statistics import fmean, geometric_mean, median, stdev
 import pytest
 
 from common.files import plots
-from common.files.describe import describe_end
+from common.files.describe import describe_end, describe_start
 from common.files.results import PHASES, PhaseTimes, Span
 from common.words import printable
 from comparison.judge.analysis import analyse
@@ -275,7 +275,9 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
     shows(training, sum(epoch.train_seconds for epoch in result.epochs), result.total_seconds)
     shows(accuracy, 100 * result.epochs[-1].test_accuracy)
     shows(classes, *(100 * share for share in result.class_accuracy.values()))
-    shows(memory.partition(" at ")[0], max(result.peak_memory_bytes) / 2**20)
+    known = (size / 2**20 for size in result.memory_parts.values())
+    shows(memory, max(result.peak_memory_bytes) / 2**20, *known)
+    assert "0 loader workers per process" in describe_start(result)
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
     plots.draw_curves(result, "")
     losses, accuracies = shown[0].axes
@@ -577,9 +579,12 @@ def test_the_figure_of_scaling():
     for count, seconds in times.items():
         made = runs("ddp", [seconds * factor for factor in (1.0, 1.02, 0.99)], count=count, world_size=count)
         rows.append((configuration("ddp", values={"nproc": count}, per_device_batch_size=100 // count), made))
-    (axis,) = figures.FIGURES["scaling.png"](analyse(report_of(*rows))).axes
+    analysis = analyse(report_of(*rows))
+    (axis,) = figures.FIGURES["scaling.png"](analysis).axes
     base = geometric_mean((2.0, 2.04, 1.97)) / geometric_mean((1.0, 1.02, 0.99))
-    (measured,) = (container[0] for container in axis.containers if "DDP" in container.get_label())
+    ((measured, _, (bars,)),) = (container for container in axis.containers if "DDP" in container.get_label())
+    for entry, segment in zip(analysis.rows[1:], bars.get_segments(), strict=True):
+        assert [*segment[:, 1]] == pytest.approx([entry.standing.speed_up.low, entry.standing.speed_up.high])
     assert [*measured.get_xdata()] == [*times]
     assert [*measured.get_ydata()] == pytest.approx([base / seconds for seconds in times.values()])
     (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
