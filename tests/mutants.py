@@ -47,6 +47,7 @@ TESTS = (  # run in parallel
 STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
 SECONDS = 12.0  # of tests of WHOLE outputs that are run for each mistake, and of others
+QUICK = 2.0  # of the quickest tests, which run first
 WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
@@ -249,7 +250,7 @@ def trace():
 
 def tests_of(reached, file, line, name):
     """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and of others by turns those
-    that run most of the file and those that run what few tests run."""
+    that run most of the file and those that run what few tests run. The quickest come first."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
@@ -266,7 +267,9 @@ def tests_of(reached, file, line, name):
     in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
     rare = sorted(in_turn, key=lambda own: -reached[own[1]][2] / max(own[0], 0.03) * (3 if package in own[1] else 1))
     both = dict.fromkeys(own for pair in zip(rare, in_turn, strict=True) for own in pair)
-    return [*within(SECONDS, whole), *sorted(within(SECONDS, both))] or [test for _, test in able[:1]]
+    chosen = {*within(SECONDS, both)}
+    quick = sorted(within(QUICK, (own for own in able if own[1] in chosen)))
+    return [*quick, *within(SECONDS, whole), *sorted(chosen - {*quick})] or [test for _, test in able[:1]]
 
 
 def within(seconds, tests):
