@@ -7,6 +7,7 @@ test detects.
 """
 
 import ast
+import builtins
 import gc
 import importlib
 import os
@@ -19,7 +20,6 @@ import time
 from collections import Counter, defaultdict
 from copy import deepcopy
 from importlib.machinery import SourceFileLoader
-from inspect import CO_OPTIMIZED
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,7 +35,7 @@ PATTERNS = (
 FILES = {str(file): ast.parse(file.read_text()) for part in PATTERNS.split() for file in sorted(PROJECT.glob(part))}
 SLOW = "tests/show/test_figures.py tests/show/test_page.py"
 TESTS = (  # run in parallel
-    f"{SLOW} tests/files tests/settings",
+    f"{SLOW} tests/files tests/settings tests/engine/test_optimizers.py",
     " ".join(
         [
             "tests/show tests/judge tests/plan tests/run/test_cards.py tests/run/test_tips.py "
@@ -46,16 +46,19 @@ TESTS = (  # run in parallel
 )
 STARTS = {"browser", "project", "compare", "train"}  # fixtures that start programs, which takes too long
 WARM_UP = ("tests.conftest", "matplotlib.pyplot", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg")
-SECONDS = 20.0  # of tests that are run for each mistake, half of them of WHOLE outputs
+SECONDS = 12.0  # of tests of WHOLE outputs that are run for each mistake, and of others
+QUICK = 2.0  # of the quickest tests, which run first
 WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 # without < and <=, which differ only for equal times
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
 NAMES = "min max|any all|low high|peak together|fastest_epoch slowest_epoch|train_loss test_loss|mean median|start end|\
 train_seconds evaluate_seconds|startup_seconds total_seconds|samples steps|work exchange|timed_epochs epochs|\
 cpu queued|is_baseline rivals_baseline|rows counterparts|images_per_second epoch_seconds"
+CODES = {}  # of the project's modules, to be imported: by file
+RAN = set()  # what has run of the functions of FILES: see marked()
 COMPUTES = (ast.BinOp, ast.Subscript, ast.Assign, ast.Compare)  # numbers elsewhere mostly set a figure's looks
 LOOKS = ("height", "width")  # arguments that only set the looks of a figure
-DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened float set".split()
+DROPPED = "markdown printable escape render abs sorted reversed sum narrowed widened set".split()
 
 
 def both_ways(pairs, convert=str):
@@ -86,6 +89,8 @@ def without_effect(file, tree):
             yield node  # a tolerance
         if numbers and isinstance(node, ast.BinOp) and file.endswith("plots.py"):
             yield node  # a size in inches, or a position
+        if file.endswith("figures.py") and (numbers or (isinstance(node, ast.BinOp) and "MARGIN" in ast.unparse(node))):
+            yield node  # a margin in inches, or the share of a panel's width for its title
         if isinstance(node, ast.keyword) and node.arg in LOOKS:
             yield from ast.walk(node)
 
@@ -144,7 +149,33 @@ def in_child(act):
 
 
 def run_tests(which, plugins=(), *more):
-    return pytest.main(["-p", "no:cacheprovider", "-m", "not slow and not fault", *more, *which], plugins)
+    return pytest.main(
+        ["-p", "no:cacheprovider", "--assert=plain", "-m", "not slow and not fault", *more, *which], plugins
+    )
+
+
+def marked(file, spans):
+    """Return a file's tree, in which functions add to RAN the index in `spans` of each statement that they run.
+
+    spans: extended by the lines of each statement, as a set of (file, line).
+    """
+    tree = deepcopy(FILES[file])
+
+    def mark(node):
+        inner = getattr(node, "body", None)
+        last = max(node.lineno, inner[0].lineno - 1) if isinstance(inner, list) else node.end_lineno
+        spans.append({(file, line) for line in range(node.lineno, last + 1)})
+        return ast.parse(f"_ran({len(spans) - 1})").body[0]
+
+    every = [*ast.walk(tree)]
+    parts = (part for node in every if isinstance(node, ast.FunctionDef) for part in ast.walk(node))
+    blocks = [getattr(part, name, None) for part in parts for name in ("body", "orelse", "finalbody")]
+    for block in {id(block): block for block in blocks if isinstance(block, list)}.values():
+        block[:] = [one for node in block for one in (mark(node), node)]
+    for node in every:
+        if isinstance(node, ast.Lambda):
+            node.body = ast.BoolOp(ast.Or(), [mark(node).value, node.body])
+    return ast.fix_missing_locations(tree)
 
 
 class Trace:
@@ -154,19 +185,17 @@ class Trace:
     """
 
     def __init__(self, output):
-        self.output, self.lines, self.reached, self.shared = output, set(), {}, defaultdict(set)
-        sys.settrace(self.trace)
+        self.output, self.spans, self.reached, self.shared = output, [], {}, defaultdict(set)
+        builtins._ran = RAN.add
+        CODES.update((file, compile(marked(file, self.spans), file, "exec")) for file in FILES)
 
-    def trace(self, frame, *_):
-        code = frame.f_code
-        if code.co_filename in FILES and code.co_flags & CO_OPTIMIZED:  # neither a module's body nor a class's
-            self.lines.add((code.co_filename, frame.f_lineno))
-            return self.trace
-
-    def into(self, lines):
-        before, self.lines = self.lines, lines
+    def into(self, indices):
+        before = {*RAN}
+        RAN.clear()
         yield
-        self.lines = before
+        indices |= RAN
+        RAN.clear()
+        RAN.update(before)
 
     def pytest_collection_modifyitems(self, items):
         items[:] = [item for item in items if STARTS.isdisjoint(item.fixturenames)]
@@ -177,30 +206,34 @@ class Trace:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_fixture_setup(self, fixturedef, request):
-        yield from self.into(self.lines if fixturedef.scope == "function" else self.shared[request.node.path])
+        yield from self.into(self.own if fixturedef.scope == "function" else self.shared[request.node.path])
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
-        forget()
-        start, lines = time.process_time(), set()
-        yield from self.into(lines)
-        self.reached[item] = time.process_time() - start, lines
+        # critical values take long
+        forget(keep="" if "test_statistics" in item.nodeid else "comparison.judge.statistics")
+        start, self.own = time.process_time(), set()
+        yield from self.into(self.own)
+        self.reached[item] = time.process_time() - start, self.own
 
     def pytest_sessionfinish(self):
-        sys.settrace(None)
-        reached = {item.nodeid: (own[0], own[1] | self.shared[item.path]) for item, own in self.reached.items()}
+        reached = {
+            item.nodeid: (seconds, set().union(*(self.spans[index] for index in indices | self.shared[item.path])))
+            for item, (seconds, indices) in self.reached.items()
+        }
         self.output.write_bytes(pickle.dumps(reached))
 
 
-def forget():
-    """Empty the caches of FILES, so that each test runs what it uses."""
+def forget(keep):
+    """Empty the caches of FILES, so that each test runs what it uses, except those of the module `keep`."""
     for module in [*sys.modules.values()]:
         for value in vars(module).values() if getattr(module, "__file__", "") in FILES else ():
-            getattr(value, "cache_clear", int)()
+            if getattr(value, "__module__", "") != keep:
+                getattr(value, "cache_clear", int)()
 
 
 def trace():
-    """Return test → (seconds, {(file, line), …}) of all TESTS."""
+    """Return test → (seconds, {(file, line), …}, rarity) of all TESTS. rarity: high if few tests run the same lines."""
     with TemporaryDirectory() as directory:
         outputs = [Path(directory, str(number)) for number in range(len(TESTS))]
         children = [
@@ -210,26 +243,33 @@ def trace():
         for pid in children:
             if os.waitpid(pid, 0)[1]:
                 sys.exit("the tests are red without any mistake")
-        return {test: calls for output in outputs for test, calls in pickle.loads(output.read_bytes()).items()}
+        reached = {test: own for output in outputs for test, own in pickle.loads(output.read_bytes()).items()}
+    times = Counter(line for _, ran in reached.values() for line in ran)
+    return {test: (seconds, ran, sum(1 / times[line] for line in ran)) for test, (seconds, ran) in reached.items()}
 
 
 def tests_of(reached, file, line, name):
-    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and others that run most."""
+    """Return tests that run a mistake's line, or one with its constant: of WHOLE outputs, and of others by turns those
+    that run most of the file and those that run what few tests run. The quickest come first."""
     lines = {(file, line)}
     if name:
         users = ((own, Path(own).read_text().splitlines()) for own in FILES)
         lines = {(own, at) for own, text in users for at, one in enumerate(text, 1) if re.search(rf"\b{name}\b", one)}
     every = {(file, at) for at in range(1, 1000)}
-    if not any(lines & ran for _, ran in reached.values()):  # used only while modules are imported
+    if not any(lines & ran for _, ran, _ in reached.values()):  # used only while modules are imported
         lines = every
-    able = sorted((seconds, test) for test, (seconds, ran) in reached.items() if not lines.isdisjoint(ran))
+    able = sorted((seconds, test) for test, (seconds, ran, _) in reached.items() if not lines.isdisjoint(ran))
     whole = [own for own in able if own[1].startswith(WHOLE)]
     package = f"/{Path(file).parent.name}/"
     others = defaultdict(list)  # by function: those of the file's own package, and that run most of the file, first
     for own in sorted(able, key=lambda own: (package not in own[1], -len(every & reached[own[1]][1]))):
         others[own[1].partition("[")[0]].append(own)
     in_turn = [own for same in zip_longest(*others.values()) for own in same if own and own not in whole]
-    return [*within(SECONDS / 2, whole), *sorted(within(SECONDS / 2, in_turn))] or [test for _, test in able[:1]]
+    rare = sorted(in_turn, key=lambda own: -reached[own[1]][2] / max(own[0], 0.03) * (3 if package in own[1] else 1))
+    both = dict.fromkeys(own for pair in zip(rare, in_turn, strict=True) for own in pair)
+    chosen = {*within(SECONDS, both)}
+    quick = sorted(within(QUICK, (own for own in able if own[1] in chosen)))
+    return [*quick, *within(SECONDS, whole), *sorted(chosen - {*quick})] or [test for _, test in able[:1]]
 
 
 def within(seconds, tests):
@@ -243,16 +283,17 @@ def within(seconds, tests):
 def is_red(mistake, reached, placebo):
     """Return whether the tests of a mistake fail or take too long. placebo: run them without the mistake."""
     file, _, _, _, line, name = mistake
-    chosen, get_code = tests_of(reached, file, line, name), SourceFileLoader.get_code
+    chosen = tests_of(reached, file, line, name)
     if not placebo:
-        code = compile(planted(*mistake)[0], file, "exec")
-        SourceFileLoader.get_code = lambda self, name: code if self.path == file else get_code(self, name)
-    signal.alarm(60 + 10 * int(SECONDS))
+        CODES[file] = compile(planted(*mistake)[0], file, "exec")
+    signal.alarm(60 + 20 * int(SECONDS))
+    signal.setitimer(signal.ITIMER_PROF, 4 * SECONDS)  # of computing, in a loop without end
     return bool(chosen) and run_tests(chosen, (), "-x", "-q") != 0
 
 
 def warm_up():
-    """Import the dependencies of the tests, so that children start fast, but forget the project's own modules."""
+    """Import what the tests use, so that children start fast, but keep only the code of the project's own modules."""
+    get_code = SourceFileLoader.get_code
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take a second in each child
     sys.path[0] = str(PROJECT)  # instead of tests/, whose packages have the names of others
     modules = (f"tests.{file.parent.name}.{file.stem}" for file in PROJECT.glob("tests/[js][uh]*/test_*.py"))
@@ -260,7 +301,9 @@ def warm_up():
         importlib.import_module(name)
     ours = {file.stem for file in PROJECT.iterdir()}
     for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
-        del sys.modules[name]
+        module = sys.modules.pop(name)
+        CODES[module.__file__] = module.__loader__.get_code(name)
+    SourceFileLoader.get_code = lambda self, name: CODES.get(self.path) or get_code(self, name)
     gc.freeze()
 
 

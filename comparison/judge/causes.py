@@ -131,11 +131,11 @@ def _idle_stage(case: Case) -> Iterator[Finding]:
 def _bubble(case: Case) -> Iterator[Finding]:
     """Measure how long the stages of a pipeline do not compute between a batch's first pass and its last."""
     ranks = case.accounts.ranks
-    if not case.staged or not all("exchange" in rank.phases for rank in ranks):
-        return
     waiting = sum(rank.exchange for rank in ranks)
+    if not case.staged or not waiting:
+        return
     computing = sum(rank.phases["forward"] + rank.phases["backward"] for rank in ranks)
-    share = waiting / (waiting + computing) if waiting else 0.0
+    share = waiting / (waiting + computing)
     if share >= IDLE:
         stages, micro_batches = len(ranks), case.result.config["micro_batches"]
         ideal = (stages - 1) / (micro_batches + stages - 1)  # Y. Huang et al., GPipe, 2019

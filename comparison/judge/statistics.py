@@ -34,7 +34,7 @@ def t_quantile(freedom: float, confidence: float = CONFIDENCE) -> float:
     """
     angles = np.linspace(0, math.pi / 2, 20001)
     density = np.cos(angles) ** (freedom - 1)
-    area = np.concatenate(([0.0], np.cumsum((density[1:] + density[:-1]) / 2)))
+    area = np.concatenate(([0.0], np.cumsum(density[1:] + density[:-1])))
     return math.sqrt(freedom) * math.tan(np.interp(confidence * area[-1], area, angles))
 
 

@@ -69,7 +69,7 @@ def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]
     """
     files = [word for row in plan for word in row.command if word.endswith(".py") and not os.path.isabs(word)]
     missing = next((file for file in files if not (path / file).is_file()), "")
-    if not files or missing or not path.is_dir():
+    if not files or missing:
         what, advice = f"--against {path} is no earlier version of these scripts", "name a directory that has them"
         raise SuiteError(what, f"found no {missing or 'script that is named by a relative path'}", advice, USAGE)
     inside = ("sh", "-c", 'cd "$0" && exec "$@"', str(path))

@@ -119,7 +119,7 @@ def _lanes(spans: Sequence[Span], end: float) -> Iterator[tuple[int, str, list[t
         intervals: dict[tuple[str, str], list[list[float]]] = {}
         own = [span for span in spans if (span.rank, span.lane) == (rank, lane)]
         for span in sorted(own, key=lambda span: span.start):
-            merged = intervals.setdefault(_name_and_color(span), [[span.start, span.end]])
+            merged = intervals.setdefault(_name_and_color(span), [[span.start] * 2])
             if span.start - merged[-1][1] <= FINEST * end:
                 merged[-1][1] = max(merged[-1][1], span.end)
             else:

@@ -123,7 +123,8 @@ def _rows_to_show(baselines, most):
     if len(baselines) <= most:
         return range(len(baselines))
     first = baselines.index(True) if True in baselines else 0
-    return sorted({*range(most - 2 + (first < most - 1)), first})
+    head = range(most - 1)
+    return head if first in head else [*head[:-1], first]
 
 
 def _columns_to_show(names, sizes, width):

@@ -9,7 +9,7 @@ from torch import nn
 
 from common.engine.optimizer import MOMENTUM, TURN, nearest_orthogonal
 from common.engine.step import build_optimizer
-from common.settings.schedules import build_schedule
+from common.settings.schedules import build_schedule, length_of
 from tests.fixtures import make_config
 
 
@@ -74,6 +74,14 @@ def test_the_learning_rate_falls_at_the_milestones(flags, milestones, parsed):
 def test_the_scaled_learning_rate_warms_up_for_an_epoch(values, expected):
     config = make_config(**{"epochs": 4, "lr": 0.01, "lr_milestones": (3,), **values})
     assert rates(config, 2)[:7] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule, steps", [("linear", 12), ("one-cycle", 12), ("steps", None)])
+def test_the_length_of_a_schedule_is_known_with_and_without_a_warm_up(schedule, steps):
+    for batch_size in (64, 512):
+        config = make_config(epochs=4, schedule=schedule, batch_size=batch_size, lr_scaling="linear")
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], config.lr)
+        assert length_of(build_schedule(optimizer, config, 3).state_dict()) == steps
 
 
 def test_one_cycle_needs_no_warm_up_and_recipes_have_their_own_reference_batch():

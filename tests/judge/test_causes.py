@@ -82,8 +82,9 @@ def test_time_outside_of_the_phases_is_named():
 
 def test_small_parts_are_not_named_and_noise_proves_nothing():
     assert causes_of(single(), even()) == causes_of(single(), even(forward=5.3)) == {}
-    small_beside_update = even(forward=5.9, update=28.0)  # 0.9 of 45 ms, less than a twentieth of the 24 in the update
-    assert [*causes_of(single(), small_beside_update)] == ["update"]
+    assert [*causes_of(single(), even(forward=5.5))] == ["forward"]
+    for forward, named in ((6.1, ["update"]), (6.3, ["update", "forward"])):  # a twentieth of the 24 ms in the update
+        assert [*causes_of(single(), even(forward=forward, update=28.0))] == named
     noisy = row("ddp", [run(*[rank(halves(forward=forward))] * 2) for forward in (5.0, 25.0, 10.0)])
     assert [*causes_of(single(), noisy)] == ["noise"] and "not significant." in verdict_of(single(), noisy)
 
@@ -103,8 +104,9 @@ def test_a_straggler_is_named_with_its_rank_and_phase():
         ((kind, cause),) = causes.items()
         assert kind == "straggler" and described(cause) == (pytest.approx(6.0), "of a rank", "more in")
         assert cause.values["place"].values == {"place": Finding("forward"), "n": number}
-    waits, works = rank(halves(exchange=0.5)), rank(halves(forward=5.5))
-    assert "straggler" not in causes_of(single(), ddp(waits, works))
+    for more, named in ((1.0, False), (1.1, True)):  # a twentieth of a step
+        waits, works = rank(halves(exchange=more)), rank(halves(forward=5.0 + more))
+        assert ("straggler" in causes_of(single(), ddp(waits, works))) == named
     stages = causes_of(single(), pipeline(rank(halves(exchange=6.0)), rank(halves(forward=11.0))))
     values = stages["straggler"].values
     assert (values["n"], values["x"].value, values["place"].kind) == (1, pytest.approx(6.0), "forward")
@@ -173,7 +175,8 @@ def test_throttling_by_a_quota_comes_first():
     assert causes["throttled"].values == pytest.approx({"n": 0.25, "m": 0.0, "cores": 1.5}, abs=0.01)
     words = verdict_of(*rows(0.13))
     assert words.index("A quota of 1.5 cores throttled it for 25% ± ") < words.index("A step takes 26.0 ms")
-    assert [*causes_of(*rows(0.02))] == [*causes_of(*rows(None))] == ["forward"]
+    assert [*causes_of(*rows(0.025))] == [*causes_of(*rows(None))] == ["forward"]
+    assert [*causes_of(*rows(0.028))] == ["throttled", "forward"]
 
 
 def test_throttled_time_is_relative_to_all_threads_and_workers_and_hides_queueing():
@@ -188,13 +191,16 @@ def test_throttled_time_is_relative_to_all_threads_and_workers_and_hides_queuein
     two_nodes = {"environment": {**ENVIRONMENT, "nodes": ["a", "b"]}}
     assert share(**two_nodes)[0] == pytest.approx(0.75, rel=1e-4)
     assert share(workers_per_process=1)[0] == pytest.approx(0.1875, rel=1e-4)
+    assert share(threads_per_process=2)[0] == pytest.approx(0.1875, rel=1e-4)
 
 
-@pytest.mark.parametrize("few, more", [(22.0, 2.0), (21.0, None), (26.0, 6.0)])
-def test_inefficiency_with_a_small_batch_is_attributed_to_the_device(few, more):
-    """DDP is 6 ms above ideal scaling; one device takes 40 ms for 100 images, and `few` for 50."""
+@pytest.mark.parametrize(
+    "few, longer, more", [(22.0, 6.0, 2.0), (21.0, 6.0, None), (26.0, 6.0, 6.0), (20.3, 0.6, None)]
+)
+def test_inefficiency_with_a_small_batch_is_attributed_to_the_device(few, longer, more):
+    """DDP is `longer` ms above ideal scaling; one device takes 40 ms for 100 images, and `few` for 50."""
     steps = [{"model": "lenet", "batch": batch, "milliseconds": ms} for batch, ms in ((100, 40.0), (50, few))]
-    configured, runs = even(update=10.0)
+    configured, runs = even(update=4.0 + longer)
     configured = replace(configured, planned=replace(configured.planned, per_device_batch_size=50))
     causes = causes_of(single(), (configured, runs), probe={"steps": steps})
     expected = {"x": few, "n": 50, "f": pytest.approx(more)} if more else None
@@ -205,14 +211,17 @@ def test_inefficiency_with_a_small_batch_is_attributed_to_the_device(few, more):
 def test_waiting_for_late_ranks_is_separate_from_the_exchange():
     """Both ranks have the same work and send for 1 ms; each is 10 ms late in every other step."""
     paused = halves(exchange=6.0, data=halves()["data"] + 5.0)
-    ranks = rank(paused, waits=Waits(5.0, {"data": 5.0})), rank(paused, waits=Waits(5.0, {"data": 4.9, "forward": 0.1}))
+    ranks = rank(paused, waits=Waits(5.0, {"data": 5.0})), rank(paused, waits=Waits(5.0, {"data": 2.6, "forward": 2.4}))
     causes = causes_of(single(), ddp(*ranks))
     sizes = {kind: round(described(causes[kind])[0], 2) for kind in ("data", "late ranks", "exchange")}
     assert sizes == {"data": 5.0, "late ranks": 5.0, "exchange": 1.0}
     late = causes["late ranks"].values["place"].values["ranks"]
     assert [(found.values["n"], found.values["place"].kind) for found in late] == [(0, "data"), (1, "data")]
     assert next(iter(causes)) == "late ranks"
-    sentence = "5.0 ± 0.0 ms more waiting for late ranks (rank 0, 5.0 ms waiting for data; rank 1, 4.9 ms"
+    for more, first in ((9.5, "late ranks"), (10.5, "forward")):  # more than twice as long
+        longer = [rank({**paused, "forward": 5.0 + more}, waits=own.waits) for own in ranks]
+        assert next(iter(causes_of(single(), ddp(*longer)))) == first
+    sentence = "5.0 ± 0.0 ms more waiting for late ranks (rank 0, 5.0 ms waiting for data; rank 1, 2.6 ms"
     assert sentence in verdict_of(single(), ddp(*ranks))
 
 
@@ -252,7 +261,7 @@ def test_idle_threads_are_named():
 
     ((kind, cause),) = causes_of(single(), all_cores(1.0)).items()
     assert kind == "idle threads" and (str(cause.values["x"]), cause.values["n"]) == ("1.1 ± 0.0", 2)
-    assert causes_of(single(), all_cores(1.9)) == {}
+    assert [[*causes_of(single(), all_cores(cpu))] for cpu in (1.4, 1.45)] == [["idle threads"], []]
     unsure = [run(rank(halves(), cpu=cpu), factors=3 * (1.0,), threads_per_process=2) for cpu in (0.7, 1.0, 1.3)]
     assert causes_of(single(), (configuration("single-all-cores", threads=2), unsure)) == {}
     assert causes_of(single(), ddp(rank(halves(), cpu=0.4), rank(halves(), cpu=0.4))) == {}  # one thread each
@@ -271,8 +280,10 @@ def test_growing_epochs_are_named():
     assert (kind, cause.wording, cause.values["n"]) == ("growing", "growing more", pytest.approx(0.2))
     more = causes_of(single(epochs=4), growing(1.0, 0.9, 1.0, 1.4))["growing"]
     assert more.values["n"] == pytest.approx(0.5 / 1.1)  # by regression, relative to the mean
-    for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.99, 1.0, 1.01), growing(1.0, 0.9, 1.1)):
-        assert "growing" not in causes_of(single(), steady)
+    assert "growing" in causes_of(single(epochs=4), growing(1.0, 0.97, 1.0, 1.03))
+    assert "growing" not in causes_of(single(), growing(1.0, 0.9, 1.0, 1.1))  # has too few epochs to compare with
+    for steady in (growing(5.0, 1.0, 1.0, 1.0), growing(1.0, 0.98, 1.0, 1.02), growing(1.0, 0.9, 1.1)):
+        assert "growing" not in causes_of(single(epochs=4), steady)
     machine = row(
         "single", each_run(rank(STEP_MS), factors=(1.0, 0.9, 1.0, 1.1))
     )  # the machine became slower under both
@@ -280,7 +291,7 @@ def test_growing_epochs_are_named():
     assert causes_of(machine)["growing"].wording == ""
 
 
-@pytest.mark.parametrize("waiting, share", [(5.5, 5.5 / 20.5), (1.0, None)])
+@pytest.mark.parametrize("waiting, share", [(5.5, 5.5 / 20.5), (1.8, 1.8 / 16.8), (1.6, None)])
 def test_a_bubble_is_compared_with_its_formula(waiting, share):
     stage = rank(halves(exchange=waiting))
     causes = causes_of(single(), pipeline(stage, stage))
@@ -315,7 +326,7 @@ def test_tables_show_intervals_and_unknown_values(tmp_path):
     waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0), queued=None)
     analysis = analyse(report_of(single(), ddp(waits, works)))
     steps, _ = account_tables(analysis, "plain")
-    assert "+6.00 ± 0.03" in steps and "+6.00 ± 0.12" in steps  # total and forward
+    assert "+6.00 ± 0.04" in steps and "+6.00 ± 0.15" in steps  # total and forward
     *_, known, unknown = rank_table(analysis, "plain").splitlines()
     assert (known.split()[-1], unknown.split()[-1]) == ("1.00", "–")
     alone = analyse(report_of(single()))

@@ -124,6 +124,18 @@ def batch(method, size, seconds, steps=10, **values):
     return configuration(method, values={"batch_size": size}, batch_size=size), full
 
 
+def test_rows_with_batches_of_their_own_are_not_compared():
+    small, large, failed = batch("single", 64, SLOW), batch("ddp", 256, FAST), batch("single", 256, SLOW)[0]
+    models = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
+    fit, equal = {"fit_batch": True}, (SINGLE, row("ddp", FAST))
+    for rows, settings, kind in (
+        *(((small, large), {}, "own batches"), (equal, fit, "own batches"), (equal, {}, "use")),
+        *(((small, (failed, ["failed"])), {}, "not measured"), ((SINGLE,), {}, "not measured")),
+        *((equal, {**fit, "target_accuracy": 0.6}, "use"), (models, {}, "not measured")),
+    ):
+        assert decide(*rows, **settings).kind == kind
+
+
 def test_a_target_accuracy_makes_all_batches_one_decision():
     single = batch("single", 64, SLOW), batch("single", 256, MIDDLE)
     rows = (*single, batch("ddp", 64, (2.0, 2.02, 1.99)), batch("ddp", 256, FAST))
@@ -149,6 +161,8 @@ def test_short_trainings_are_decided_by_whole_runs_and_long_ones_by_epochs():
     assert (short.wall_time.kind, short.best.label) == ("run", "SINGLE")
     assert short.wall_time.means == pytest.approx({"single": 9.5, "ddp": 12.5}, rel=1e-3)
     assert (short.later.label, short.pays_from) == ("DDP", 3 + 4)  # 3 s behind, gains 1 s per epoch
+    (three,) = analyse(as_long_as_its_parts(report_of(*rows, long("fsdp", 8.0, 1.5)))).decisions
+    assert (three.later.label, three.pays_from) == ("DDP", 3 + 4)  # FSDP is 4.5 s behind, and gains half as much
     (cut,) = analyse(as_long_as_its_parts(report_of(*rows, max_steps=10))).decisions
     assert (cut.wall_time.kind, cut.best.label, cut.later) == ("epoch", "DDP", None)
     rows = long("single", 2.0, 2.0, epochs=400), long("ddp", 8.0, 1.0, epochs=400)
@@ -156,7 +170,9 @@ def test_short_trainings_are_decided_by_whole_runs_and_long_ones_by_epochs():
     assert (whole.wall_time.kind, whole.best.label) == ("epoch", "DDP")
 
 
-@pytest.mark.parametrize("start, first, kind", [(0.0, None, "epoch"), (0.0, 3.0, "run"), (0.3, None, "run")])
+@pytest.mark.parametrize(
+    "start, first, kind", [(0.0, None, "epoch"), (0.0, 2.2, "epoch"), (0.0, 2.3, "run"), (0.3, None, "run")]
+)
 def test_start_up_and_a_long_first_epoch_make_whole_runs_decide(start, first, kind):
     (choice,) = analyse(report_of((configuration(), runs(first=first, startup_seconds=start)))).decisions
     assert choice.wall_time.kind == kind
@@ -166,6 +182,9 @@ def test_epochs_decide_with_their_evaluation_and_at_full_length():
     rows = long("single", 0.0, 2.0, 1.0), long("ddp", 0.0, 1.8, 3.0)  # of 1,000 images
     (choice,) = analyse(report_of(*rows, max_steps=10)).decisions
     assert choice.best.label == "SINGLE" and choice.ratios["ddp"].value == pytest.approx(4.8 / 3.0, rel=1e-3)
+    cut = report_of(long("single", 0.0, 2.0, 1.0, epochs=1), long("ddp", 0.0, 1.8, 3.0, epochs=1), max_steps=10)
+    (choice,) = analyse(replace(cut, probe=None)).decisions  # of as many images as were measured
+    assert choice.wall_time.means == pytest.approx({"single": 3.0, "ddp": 4.8}, rel=1e-3)
     (choice,) = analyse(report_of(*rows, max_steps=10, probe={"train_images": 20_000})).decisions
     assert choice.best.label == "DDP" and choice.ratios["single"].value == pytest.approx(41 / 39, rel=1e-3)
 
@@ -193,7 +212,7 @@ def test_a_sweep_of_workers_is_one_decision():
 
 
 def test_rows_with_equal_settings_are_compared_without_the_baseline():
-    choice = decide(row("ddp", FAST), row("fsdp", SLOW), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50))
+    choice = decide(row("ddp", FAST), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), row("fsdp", SLOW))
     assert choice.best.label == "DDP" and choice.ineligible == {"pipeline": "unequal: global batch 50 instead of 100"}
 
 
@@ -253,6 +272,8 @@ def test_undecided_and_disturbed_sweeps_have_no_single_fastest_value():
     assert {sweep.value(entry) for entry in sweep.fastest} == {2, 4}
     (sweep,) = analyse(report_of(*rows, foreign_cores={"single-num_workers=2": 0.5})).sweeps
     assert sweep.fastest == ()
+    (sweep,) = analyse(report_of(*sweep_of_workers(SLOW, FAST[:1], MIDDLE))).sweeps
+    assert sweep.value(sweep.fastest[0]) == 4  # the only run of 2 workers may be luck
 
 
 SECONDS, HALF = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)

@@ -7,7 +7,7 @@ import pytest
 
 import compare_parallel
 from comparison.judge.analysis import analyse
-from comparison.judge.remedies import find_proofs, find_remedies, plan_proof
+from comparison.judge.remedies import Proof, find_proofs, find_remedies, plan_proof
 from comparison.judge.statistics import Excess
 from comparison.results_file import write_results
 from comparison.show import figures
@@ -85,12 +85,17 @@ def test_the_remedy_of_a_backward_pass_with_exchange_is_no_exchange():
 
 
 def test_the_remedy_of_too_many_workers_is_one_for_each_process():
-    waits = rank(halves(), queued=0.5)
     values = {**WORKERS, "workers_per_process": 4}
-    crowded = configuration(num_workers=4), [run(waits, factors=3 * (factor,), **values) for factor in JITTER]
+
+    def queues(row, share):
+        return row, [run(rank(halves(), queued=share), factors=3 * (factor,), **values) for factor in JITTER]
+
+    crowded = queues(configuration(num_workers=4), 0.5)
     (remedy,) = remedies(crowded)
     assert (remedy.cause, remedy.change, remedy.flags) == ("too many workers", "workers 1", ("--num-workers", "1"))
     assert remedy.predicted.value == pytest.approx(0.5 * analyse(report_of(crowded)).rows[0].summary.step_milliseconds)
+    (proof,) = find_proofs(analyse(report_of(crowded)), report_of(crowded, queues(remedy.configuration, 0.1)))
+    assert proof.measured.value == pytest.approx(0.8 * remedy.predicted.value)
 
 
 def test_the_largest_cause_with_a_remedy_is_chosen():
@@ -168,12 +173,14 @@ def test_the_measured_gain_is_reported():
         ({"remedied": {"exchange": 6.0}}, "not shorter"),
         ({"remedied": {"exchange": 8.0}}, "not shorter"),
         ({"remedied": {"exchange": 6.0, "backward": 4.0}}, "not shorter"),  # only the step is
-        ({"remedied": {"exchange": 0.0, "backward": 4.0}}, "elsewhere"),
-        ({"remedied": {"exchange": 0.0, "backward": 16.0}}, "elsewhere"),
+        ({"remedied": {"exchange": 0.0, "backward": 8.3}}, "elsewhere"),  # more than a quarter of the gain
+        ({"remedied": {"exchange": 0.0, "backward": 11.7}}, "elsewhere"),
+        ({"remedied": {"exchange": 0.0, "backward": 8.7}}, "proved"),
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0, 1.1, 0.9)}, "proved"),  # perhaps less, perhaps more
         ({"remedied": {"exchange": 0.7}}, "proved"),  # within 15%
-        ({"remedied": {"exchange": 3.0}}, "less"),
-        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 12.0}, "sham": {"exchange": 12.0}}, "more"),
+        ({"remedied": {"exchange": 1.2}}, "less"),
+        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 6.7}, "sham": {"exchange": 6.7}}, "proved"),
+        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 7.2}, "sham": {"exchange": 7.2}}, "more"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0,)}, "one block"),
         ({"remedied": {"exchange": 0.0}, "busy": 0.9}, "not measured"),
@@ -181,6 +188,14 @@ def test_the_measured_gain_is_reported():
 )
 def test_a_proof_needs_the_predicted_gain_in_the_blamed_phase(rows, outcome):
     assert proved(**rows).outcome == outcome
+
+
+@pytest.mark.parametrize("low, outcome", [(4.0, "less"), (4.2, "proved"), (8.0, "proved"), (8.1, "more")])
+def test_a_gain_is_other_than_predicted_if_the_intervals_are_apart_by_more_than_15_percent(low, outcome):
+    (remedy,) = remedies(single(), slow("exchange"))
+    remedy = replace(remedy, predicted=Excess("exchange", 6.0, 5.0, 7.0))
+    sham = Excess("exchange", 0.0, -1.0, 1.0)
+    assert Proof(remedy, Excess("exchange", low + 0.1, low, low + 0.2), sham).outcome == outcome
 
 
 def test_a_proof_needs_a_sham():

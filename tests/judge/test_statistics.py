@@ -14,6 +14,7 @@ from comparison.judge.statistics import (
     SLOWER,
     TOO_FEW,
     UNDECIDED,
+    Excess,
     Ratio,
     dunnett_quantile,
     look_confidence,
@@ -39,7 +40,7 @@ def test_dunnetts_quantile_matches_the_published_table(freedom, row):
     assert found == pytest.approx(row, abs=0.0051)
 
 
-@pytest.mark.parametrize("freedom, confidence", [(1, 0.9999), (2, 0.9999), (3, 0.9999), (5, 0.95), (20, 0.95)])
+@pytest.mark.parametrize("freedom, confidence", [(1, 0.9999), (2, 0.9999), (3, 0.9999), (5, 0.95), (2000, 0.95)])
 def test_dunnetts_quantile_of_one_comparison_is_students(freedom, confidence):
     expected = stats.t.ppf((1 + confidence) / 2, freedom)
     assert dunnett_quantile(1, freedom, confidence) == pytest.approx(expected, rel=1e-4 if confidence > 0.99 else 1e-5)
@@ -101,13 +102,16 @@ def judged_independently(times, reference, others, confidence=0.95):
     return results
 
 
-@pytest.mark.parametrize("holes", [[], [(0, 1), (3, 0), (3, 4)], [(1, 2), (2, 2), (5, 3)]])
-def test_intervals_are_those_of_an_independent_calculation(holes):
-    times = table(6) * np.exp(np.random.default_rng(5).normal(0, 0.01, (6, 5)) * [9, 1, 3, 1, 6])
+@pytest.mark.parametrize(
+    "shape, holes", [((6, 5), []), ((6, 5), [(0, 1), (3, 0), (3, 4)]), ((6, 5), [(1, 2), (2, 2), (5, 3)]), ((2, 3), [])]
+)
+def test_intervals_are_those_of_an_independent_calculation(shape, holes):
+    columns = shape[1]
+    times = table(*shape) * np.exp(np.random.default_rng(5).normal(0, 0.01, shape) * [9, 1, 3, 1, 6][:columns])
     for place in holes:
         times[place] = np.nan
-    found = [bounds(ratio) for ratio in ratios(times, 0, [1, 2, 3, 4], 0.9)]
-    expected = judged_independently(times, 0, [1, 2, 3, 4], 0.9)
+    found = [bounds(ratio) for ratio in ratios(times, 0, range(1, columns), 0.9)]
+    expected = judged_independently(times, 0, range(1, columns), 0.9)
     assert np.array(found) == pytest.approx(np.array([(own, own - margin, own + margin) for own, margin in expected]))
 
 
@@ -222,6 +226,7 @@ def test_dependent_blocks_are_detected():
                 states.append(correlation * states[-1] + math.sqrt(1 - correlation**2) * random.normal(size=6))
             found[correlation] += block_dependence(np.exp(0.04 * np.array(states)))[1] <= 0.01
     assert found[0.0] <= 3 and found[0.9] >= 34  # expected: 1% and 96%
+    assert block_dependence(np.exp(np.outer(np.arange(30.0), [0.1, 0.0])))[1] == 0.001  # no resample is as extreme
     assert block_dependence(table(blocks=4)) is None and block_dependence(np.full((5, 2), 1.0)) is None
 
 
@@ -260,8 +265,14 @@ def test_two_modes_are_detected():
     samples = [random.normal(size=20) for _ in range(40)]
     found = [[two_modes(values + gap * (np.arange(20) < 8))[1] <= 0.01 for values in samples] for gap in (0, 6)]
     assert sum(found[0]) <= 3 and sum(found[1]) >= 36  # expected: 1% and 97%
+    assert two_modes([0.0] * 9 + [1.0] * 9) == (pytest.approx(1.0), 0.001)
     part, _ = two_modes([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
     assert part == pytest.approx(1.0) and two_modes([1.0, 2.0, 3.0, 4.0, 5.0]) is None and two_modes([1.0] * 9) is None
+
+
+def test_a_difference_keeps_its_interval_in_another_unit():
+    assert Excess("data", 2.0, 1.0, 3.5).times(4) == Excess("data", 8.0, 4.0, 14.0)
+    assert Excess("data", 2.0).times(4) == Excess("data", 8.0)
 
 
 INTERVALS = {

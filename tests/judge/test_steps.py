@@ -8,13 +8,13 @@ from statistics import mean
 
 import pytest
 
-from common.files.results import PhaseTimes, RankTimes
+from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import critical_rank, mean_phases, rank_means
+from comparison.judge.ranks import critical_rank, mean_phases, mean_ranks, queued_share, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
-from tests.reports import configuration, each_epoch, make_result, report_of, runs
+from tests.reports import STEP_MS, configuration, each_epoch, make_result, rank, report_of, run, runs
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
 FIGURES = Path(__file__).parents[2] / "figures"
@@ -126,6 +126,16 @@ def test_ranks_must_be_recorded_in_every_epoch():
     result = of_ranks((1.0, 20.0, 0.0), (1.1, 20.0, 0.0))
     older = replace(result, epochs=(result.epochs[0], replace(result.epochs[1], ranks=()), result.epochs[2]))
     assert len(rank_means(result)) == 2 and rank_means(older) == []
+
+
+def test_the_means_over_one_run_are_its_own_and_ranks_queue_on_average():
+    own = [rank(STEP_MS, queued=queued, waits=Waits(queued, {"data": queued})) for queued in (0.1, 0.1, 0.4)]
+    own[0] = replace(own[0], long_steps={"data": LongSteps(0.1, 2.0, 4)})
+    means = rank_means(run(*own))
+    assert mean_ranks([means]) == tuple(means) and (means[2].waited, means[2].caused) == (0.4, {"data": 0.4})
+    assert queued_share([means], 2).value == pytest.approx(0.1)
+    (mean,) = mean_ranks([[one] for one in means])  # of three runs
+    assert (mean.waited, mean.caused["data"], mean.queued / mean.step) == pytest.approx((0.2, 0.2, 0.2))
 
 
 def test_one_device_exchanges_nothing_and_older_results_have_no_exchange():

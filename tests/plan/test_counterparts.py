@@ -12,7 +12,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.blocks import ratios
 from comparison.judge.measures import block_times
 from comparison.methods import Machine, script
-from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, twin_of
+from comparison.plan.counterparts import BEFORE, TWIN, before, counterpart, scripts_before, twin_of
 from comparison.plan.plan import make_plan
 from comparison.results_file import read_results, write_results
 from comparison.show import detail_tables
@@ -110,7 +110,8 @@ def test_scripts_of_another_checkout_get_the_current_flags(checkout, planned, mo
     usual, earlier = planned(f"--methods single --against {checkout}").plan
     assert earlier.command == (usual.command[0], "other/data_parallel_train.py", *usual.command[2:])
     now = replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))
-    (row,) = before([now], checkout, None, None, CPU)
+    others = [replace(SINGLE, skip="needs GPUs"), configuration("script", command=("python", "mine.py"))]
+    (row,) = before([now, *others], checkout, None, None, CPU)
     assert row.command == ("python", "other/data_parallel_train.py", "--epochs", "1")
     assert (row.name, row.label, row.role, row.against) == ("single-before", "SINGLE, before", BEFORE, "single")
     with pytest.raises(SuiteError, match="is without ddp_train.py; it was written later; leave that method out"):
@@ -187,6 +188,9 @@ def test_invalid_against_paths_are_refused(planned, tmp_path):
     write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), tmp_path)
     with pytest.raises(SuiteError, match="in common; found mp there"):
         planned(f"--methods single --against {tmp_path / 'results.json'}")
+    for typed, lacking in (("python mine.py", "found no mine.py"), ("python -m mine", "found no script that is named")):
+        with pytest.raises(SuiteError, match=lacking):
+            scripts_before([configuration("script", command=tuple(typed.split()))], tmp_path)
 
 
 def test_rows_are_compared_with_themselves_before_with_simultaneous_intervals():

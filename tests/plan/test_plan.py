@@ -43,6 +43,7 @@ def test_all_rows_get_the_same_totals_and_threads_per_device():
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one per rank
     assert [flag(plan(gpus)["single"], "--threads") for gpus in (8, 0)] == ["1", "4"]
     assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"
+    assert {flag(row, "--num-workers") for row in plan(nproc=[1, 5]).values()} == {"5"}
     methods = [(name, {}) for name in ("single", "single-all-cores", "ddp")]
     quota = make_plan(plan_arguments(methods=methods, nproc=[2]), Machine(gpus=0, cores=3.5), [])
     assert [flag(row, "--threads") for row in quota] == ["1", "3", "1"]
@@ -225,11 +226,15 @@ def test_row_names_and_shuffled_order():
 
 
 def test_variants_of_a_single_script():
+    assert parse_script("python mine.py --lr=0.1") == "mine=python mine.py --lr=0.1"
+
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)
         variants = variants_of(row, machine, ranks)
-        assert row.what_if == "" and all(other.name == f"{row.name}-{other.what_if}" for other in variants)
+        assert (row.what_if, row.planned.threads) == ("", cores) and all(
+            other.name == f"{row.name}-{other.what_if}" for other in variants
+        )
         return {other.label: other for other in variants}
 
     rows = made(0, 4)
@@ -239,7 +244,7 @@ def test_variants_of_a_single_script():
     assert rows["4 loader workers"].command[1] == 'PARALLEL_TRAINING_CHANGE={"workers": 4}'
     tried = rows["data parallel ×2, tried"].command
     assert tried[1:3] == ("OMP_NUM_THREADS=2", 'PARALLEL_TRAINING_CHANGE={"ranks": 2}')
-    assert "--nproc_per_node=2" in tried
+    assert {"--nproc_per_node=2", "GLOO_SOCKET_IFNAME=lo"} <= {*tried}
     assert list(made(0, 4, bf16=True))[3:5] == ["channels last", "bf16 autocast, tried"]
     assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
     on_gpus = made(2, 8)

@@ -229,6 +229,8 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
     unknown = replace(report, outcomes=(replace(first, cards=(replace(USE, joules=None),)), *others))
     assert measure(unknown).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
+    mixed = replace(report, outcomes=(*with_cards(USE).outcomes[:3], *report.outcomes[3:]))
+    assert "Images/J" in main_table(analyse(mixed), "simple")
     assert card_table(analyse(with_cards()), "simple") == ""
 
 

@@ -46,7 +46,7 @@ def launch(monkeypatch, tmp_path):
             clock["now"] += seconds
             failed = dict(broken).get("+".join(names))
             speed = math.prod(speeds[name] for name in names)
-            result = None if failed else make_result(seconds=[2.0 / speed * NOISE[(block + len(names)) % 4]] * 5)
+            result = None if failed else make_result(seconds=[2.0 / speed * NOISE[(block + len(names)) % 4]] * 4)
             status, why = failed or ("ok", "")
             return Outcome(row.name, block, status, why, "typed", "log", int(bool(failed)), seconds, foreign, result)
 
@@ -114,6 +114,8 @@ def test_failed_and_useless_options_are_not_launched_again(launch):
     shown = {row["Option"]: row for row in tip_rows(replace(analyse(compared()), tips=find_tips(tried)))}
     assert shown["bf16"]["Result"] == "failed: bf16 is slower here" and shown["bf16"]["Times as fast [95%]"] is None
     assert shown["huge pages"]["Result"] == "no gain in its first launch"
+    tried, _ = launch(compared(), broken={"": ("failed", "no kernel")})  # nothing to compare with
+    assert not any(tip.ratio for tip in find_tips(tried))
 
 
 def test_disturbed_tips_claim_nothing(launch):
@@ -135,9 +137,10 @@ def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
     "wall, speeds, words",
     [
         (90.0, SPEEDS, "its accuracy was not checked"),
-        (20.0, SPEEDS, "trained to 100.0% here"),
+        (20.0, SPEEDS, "trained to 90.0% here"),
         (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
         (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
+        (90.0, {**SPEEDS, "compile": 1.4}, "bf16, compile and huge pages, 2.8"),
     ],
 )
 def test_the_screen_shows_tips_in_one_line(launch, tmp_path, capsys, wall, speeds, words):
@@ -172,6 +175,8 @@ def test_options_for_a_row(monkeypatch):
 
     assert of(threads=2) == {"bf16", "huge pages", "compile"}
     assert of(threads=1) == {"bf16", "huge pages", "compile", "all cores"}
+    both = report_of((SINGLE, runs()), (configuration("single-all-cores", threads=4), runs()), loader="resident")
+    assert "all cores" not in options_for(SINGLE, replace(both, environment={**both.environment, "cores": 4}))
     assert of("ddp", per_device_batch_size=50) == {"bf16", "huge pages", "compile"}
     assert of(threads=2, precision="bf16", compile=True) == {"huge pages"}
     assert of(threads=2, loader="workers") - of(threads=2) == {"resident loader"}
@@ -179,6 +184,21 @@ def test_options_for_a_row(monkeypatch):
     assert of(device="gpu") == {"bf16", "tf32", "cuda graph", "compile"}
     assert of("ddp", device="gpu", per_device_batch_size=50) == {"bf16", "tf32", "compile"}
     assert options.that_go_together(["tf32", "compile", "bf16", "cuda graph"]) == ("tf32", "compile")
+
+
+@pytest.mark.parametrize(
+    "linux, typed, asked",
+    [
+        ("always [madvise] never", {}, True),
+        ("[always] never", {}, False),
+        ("[madvise]", {"GLIBC_TUNABLES": "x"}, False),
+    ],
+)
+def test_huge_pages_are_an_option_if_linux_gives_them_on_request(linux, typed, asked, monkeypatch, tmp_path):
+    (tmp_path / "enabled").write_text(linux)
+    monkeypatch.setattr(options, "HUGE_PAGES", tmp_path / "enabled")
+    monkeypatch.setattr(options.os, "environ", typed)
+    assert options._can_ask_for_huge_pages() == asked
 
 
 @pytest.mark.process

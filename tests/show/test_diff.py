@@ -47,6 +47,15 @@ def test_other_work_is_refused_and_another_machine_is_only_mentioned(changed, wo
     assert re.search(words, text), text
 
 
+def test_what_does_not_fit_on_the_screen_is_counted():
+    before, after = (
+        report_of(*((configuration("ddp", f"ddp-{n}"), runs("ddp", global_batch_size=own + n)) for n in range(8)))
+        for own in (100, 200)
+    )
+    lines = describe_difference(before, after, 200).splitlines()
+    assert len(lines) == LINES and lines[-1].startswith("- 2 more, too long")
+
+
 def test_a_disturbed_row_is_marked():
     report = report_of(SINGLE, foreign_cores={"single": 0.5})
     assert "every row: A disturbed; B disturbed." in describe_difference(report, report)

@@ -4,8 +4,10 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from matplotlib.figure import Figure
 
-from common.files.plots import draw_curves
+from common.files.plots import draw_curves, draw_timeline
+from common.files.results import Span
 from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
@@ -52,6 +54,24 @@ def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, 
             assert axis.get_position().height * height > 0.2 * lines, (name, axis.get_position().height * height)
         box = figure.get_tightbbox()  # in inches
         assert min(box.x0, box.y0, width - box.x1, height - box.y1) > -0.02, (name, box, (width, height))
+
+
+def test_a_figure_grows_by_the_lines_of_its_title_and_of_the_longest_one_of_a_panel():
+    figure = Figure((5, 3))
+    panels = [axes.set_title("panel " * words) for axes, words in zip(figure.subplots(1, 2), (9, 30), strict=True)]
+    texts = figure.suptitle("figure " * 30), *panels
+    heights = [text.get_window_extent().height for text in texts]
+    figures.wrap_titles(figure)
+    title, *of_panels = (text.get_window_extent().height - height for text, height in zip(texts, heights, strict=True))
+    assert figure.get_figheight() == pytest.approx(3 + (title + max(of_panels)) / figure.dpi)
+
+
+def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
+    axis, spans = Figure().subplots(), [Span(0, "step", "data", 0.0, 0.08), Span(0, "step", "forward", 0.08, 100.0)]
+    spans += [Span(0, f"cuda:{number}", "kernel", 0.0, 0.08) for number in range(5)]
+    assert [*draw_timeline(axis, tuple(spans))] == ["forward"]
+    places = [bar.get_y() for bar in axis.patches[2:]]
+    assert places == sorted(places)
 
 
 def learned(method, *ends):
@@ -103,7 +123,10 @@ def test_a_dot_without_a_claim_says_so():
     unequal = (configuration("fsdp"), runs("fsdp", (1.0, 1.01, 0.99), workers_per_process=2))
     figure = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, undecided, unequal, allow_unequal=True)))
     words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
-    assert words == ["UNEQUAL settings", "undecided", "", ""]
+    assert words == ["UNEQUAL settings", "undecided", "", ""] and "left out" not in figure.get_supxlabel()
+    simulated = (configuration("dp"), runs("dp", simulated=True))
+    figure = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, undecided, simulated)))
+    assert "1 simulated or refused row left out" in figure.get_supxlabel()
 
 
 def test_the_title_of_the_phases_ignores_simulated_rows():

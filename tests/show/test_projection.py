@@ -82,7 +82,7 @@ def test_the_projection_starts_from_the_measured_time_of_one_device():
     for text in (
         *("projected, not measured", "DDP with the batch divided", "10,000,000 bytes", "2 training ranks"),
         *("8.00 Gbit/s", "share 8 cores", "30.0 ms of a core for the loader's work on a batch (measured)"),
-        "1.25 times",
+        *("1.25 times", "4 devices with 25 images each are fastest: the largest number"),
     ):
         assert text in sentences(analysis)
 
@@ -101,6 +101,11 @@ def test_the_projection_is_compared_with_a_row_planned_like_the_first_one():
 def test_there_is_no_projection_if_a_step_did_not_fit_into_memory():
     report = report_of(row_of("single"), project=["2", "4"], probe={**LINK, "steps": LINK["steps"][1:]})
     assert analyse(report).projection.points == () and "did not fit into memory" in sentences(analyse(report))
+    for scaling, points in (("strong", 0), ("weak", 3)):  # four devices, each with a quarter, which was not measured
+        report = report_of(
+            row_of("single"), project=["2", "4"], probe={**LINK, "steps": LINK["steps"][:2]}, scaling=scaling
+        )
+        assert len(analyse(report).projection.points) == points
 
 
 @pytest.mark.parametrize("busy", ["single", "ddp"])
@@ -113,8 +118,17 @@ def test_nothing_is_projected_from_a_disturbed_comparison(busy, tmp_path):
 
 @pytest.mark.parametrize("seconds", [0.2, 2.0])
 def test_the_figure_of_scaling_is_scaled_to_what_is_measured_and_projected(seconds):
-    analysis = projected(row_of("single"), row_of("ddp", 2, seconds=seconds), cores=8)
-    figure = draw_scaling(analysis)
+    rows = row_of("single"), row_of("ddp", 2, seconds=seconds)
+    analysis = projected(*rows, cores=8, project=["2", "2x2"], link_gbps=80.0)
+    figure, points = draw_scaling(analysis), analysis.projection.points
+    lines = {line.get_linestyle(): line for line in figure.axes[0].get_lines() if "projected" in line.get_label()}
+    one_and_two = zip(("-", "--"), (points[:2], points[::2]), figure.axes[0].collections[-2:], strict=True)  # machines
+    for style, some, range_of in one_and_two:
+        ends = {(point.cluster.total, end) for point in some for end in (point.low, point.high)}
+        assert {*map(tuple, range_of.get_paths()[0].vertices)} == ends
+        assert [*lines[style].get_xdata()] == [point.cluster.total for point in some]
+        assert [*lines[style].get_ydata()] == [point.speed_up for point in some]
+    assert figure.axes[0].get_xlim() == (0.8, 4.2)
     highest = [entry.standing.speed_up.high or 1.0 for entry in analysis.rows]
     highest += [point.high for point in analysis.projection.points]
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15 * max(highest)))  # the ideal line may leave the axes
@@ -181,7 +195,7 @@ def test_the_exchange_overlaps_with_the_backward_pass():
     assert waited == pytest.approx([0, 2 + 1.6 + 4, four + 2.1 + 2.4 + 12])
     for words in (
         *("at 20.00 Gbit/s", "2.00 ms with 2, as measured", "4 (N-1) messages", "each takes 1.00 ms"),
-        *("first 6,000,000 bytes", "10% of a step", "2 devices with 50 images each are fastest"),
+        *("first 6,000,000 bytes", "10% of a step", "2 devices with 50 images each are fastest: with more"),
     ):
         assert words in text, words
     network = {"project": ["2x1", "4x1"], "link_ms": 1.0}
@@ -189,6 +203,13 @@ def test_the_exchange_overlaps_with_the_backward_pass():
     assert given == pytest.approx([0, 2 + 2.4 + 3.2 + 8, four + 10.5 + 24])
     assert "network of 20.00 Gbit/s with 1.00 ms" in text and "Where k ranks share a core" in text
     assert "Adding devices never helps" in steps(**network, link_gbps=0.8)[1]
+
+
+def test_the_exchange_of_as_many_gpus_as_were_measured_takes_as_long_as_measured():
+    model = {**LINK["models"][0], "short_milliseconds": 4.0}
+    report = projected(ON_GPUS, models=[model], project=["4"]).report
+    report = replace(report, environment={**report.environment, "gpus": ["H200"] * 4})
+    assert analyse(report).projection.points[-1].step.exchange == pytest.approx(15)  # 3/4 of 10 MB, twice, at 8 Gbit/s
 
 
 def test_the_range_has_less_and_more_of_the_exchange():

@@ -16,12 +16,15 @@ from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
 from comparison.judge.statistics import resolution
+from comparison.outcomes import Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
 from comparison.show import detail_tables, figures, remarks, tables
+from comparison.show.advice import in_short
 from comparison.show.remarks import definitions, notes, warnings
 from comparison.show.report import present, write_csv, write_html
+from comparison.show.sentences import tell_trial
 from comparison.show.terminal import LINES, terminal_text
 from comparison.show.verdict import verdict
 from tests.reports import (
@@ -63,6 +66,34 @@ def test_rows_without_numbers_say_why():
     assert "|".join(mp) == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
     assert report.failed and not report_of(SINGLE, DDP).failed
+
+
+def test_times_are_compared_with_the_best_if_any_training_has_one():
+    rows = [
+        (configuration(method, values={"batch_size": size}, batch_size=size), runs(method, global_batch_size=size))
+        for size in (64, 128)
+        for method in ("single", "ddp")
+    ]
+    report = report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9})
+    table, (_, *short) = main_table(report), in_short(analyse(report))
+    assert [line.partition(": ")[0] for line in short] == ["For batch size 64", "For batch size 128"]
+    assert "Relative time [95%]" in table and [row[10] for row in cells(table)][2:] == ["1.00", "1.00 [1.00, 1.00]"]
+
+
+def test_the_time_to_a_target_accuracy():
+    others = [*runs("ddp", (1.0, 1.1)), "not reached"], ["not reached"], ["failed"]
+    rows = [(configuration(f"ddp-{number}"), made) for number, made in enumerate(others)]
+    # the block without a time is the fastest one, so 3.15 s are adjusted
+    first, *rest = (row[4] for row in cells(main_table(report_of(SINGLE, *rows, target_accuracy=0.6))))
+    assert first.startswith("6.00 [5.8") and rest == ["3.13 (not reached by 1 of 3 runs)", "not reached", "–"]
+
+
+def test_the_trials_of_a_batch():
+    tried = Trial("single", 128, "ok", "", 1000, 3 * 2**20), Trial("single", 1256, "out of memory", "")
+    table = detail_tables.trial_table(analyse(replace(report_of(SINGLE), trials=tried)), "simple")
+    assert cells(table) == [["SINGLE", "128", "3.0", "fits"], ["SINGLE", "1,256", "–", "out of memory"]]
+    failed = replace(tried[1], status="failed", reason="signal 9")
+    assert [*map(tell_trial, (tried[1], failed))] == ["out of memory", "failed, signal 9"]
 
 
 @pytest.mark.parametrize(
@@ -330,6 +361,7 @@ KINDS = {
     "devices alone": report_of(*RANKS),
     "devices": report_of(SINGLE, *RANKS),
     "one epoch": ONE_EPOCH,
+    "two rows of one epoch": report_of((configuration(), runs(epochs=1)), (DDP[0], runs("ddp", epochs=1)), epochs=1),
     "no classes": report_of((configuration(), runs(class_accuracy=None))),
     "projected": report_of(SINGLE, DDP, project=["2"]),
     "projected without a baseline": report_of((configuration(), ["failed"]), DDP, project=["2"], probe=LINK),

@@ -13,8 +13,9 @@ from statistics import fmean, geometric_mean, median, stdev
 import pytest
 
 from common.files import plots
-from common.files.describe import describe_end
-from common.files.results import PHASES, PhaseTimes
+from common.files.describe import describe_end, describe_start
+from common.files.results import PHASES, PhaseTimes, Span
+from common.words import printable
 from comparison.judge.analysis import analyse
 from comparison.show import figures
 from comparison.show.report import write_csv, write_html
@@ -274,7 +275,9 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
     shows(training, sum(epoch.train_seconds for epoch in result.epochs), result.total_seconds)
     shows(accuracy, 100 * result.epochs[-1].test_accuracy)
     shows(classes, *(100 * share for share in result.class_accuracy.values()))
-    shows(memory.partition(" at ")[0], max(result.peak_memory_bytes) / 2**20)
+    known = (size / 2**20 for size in result.memory_parts.values())
+    shows(memory, max(result.peak_memory_bytes) / 2**20, *known)
+    assert "0 loader workers per process" in describe_start(result)
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: shown.append(figure))
     plots.draw_curves(result, "")
     losses, accuracies = shown[0].axes
@@ -320,12 +323,13 @@ def test_the_numbers_in_results_csv(tmp_path):
 
 def test_markup_in_names_and_reasons_is_escaped_in_every_part_of_a_report(tmp_path):
     """In lists, paragraphs, tables, commands, and the title."""
-    hostile = "<img src=x> [a](http://b)"
+    hostile = "<img src=x> [a](http://b)\x1b[2J"
     outcomes = tuple(one if one.result else replace(one, reason=hostile, command=hostile) for one in REPORT.outcomes)
     plan = tuple(replace(row, label=f"{row.label} {hostile}") for row in REPORT.plan)
     report = replace(REPORT, outcomes=outcomes, plan=plan, settings={**REPORT.settings, "dataset": hostile})
     text, _, commands = markdown_of(analyse(report), tmp_path).partition("\n## Commands")
-    assert text.count("&lt;img") > 30 and "<img" not in text and "](http" not in text and hostile in commands
+    assert text.count("&lt;img") > 30 and "<img" not in text and "](http" not in text
+    assert printable(hostile) in commands and "\x1b" not in text + commands
     write_html(analyse(report), tmp_path / "report.html", [])
     text = (tmp_path / "report.html").read_text()
     assert text.count("&lt;img") > 30 and "<img" not in text
@@ -407,17 +411,36 @@ def test_the_answers_times_and_phases_of_the_page(page):
             assert percents(drawn) == pytest.approx([100 * time / longest for time in times], abs=0.01)
 
 
+def blocks_of(drawn):
+    return [(float(x), float(w)) for one in drawn for x, w in re.findall(r"M(\S+) 0h([\d.]+)", one["d"])]
+
+
 def test_the_timelines_of_the_page(page):
     ((*rows, (_, (end, _))),) = page["timeline"]
     longest = max(span.end for spans in REPORT.timelines.values() for span in spans)
     shows(end, longest)
     for (name, _), (_, drawn) in rows:
-        blocks = [(float(x), float(w)) for one in drawn for x, w in re.findall(r"M(\S+) 0h([\d.]+)", one["d"])]
         spans = [
             (1000 * span.start / longest, 1000 * (span.end - span.start) / longest)
             for span in REPORT.timelines[name.lower()]
         ]
-        assert sorted(blocks) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+        assert sorted(blocks_of(drawn)) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+
+
+def test_spans_that_touch_are_one_block_and_every_rank_has_its_lanes(tmp_path):
+    ends = (10.0, 50.0), (20.0, 30.0), (50.09, 60.0), (60.11, 70.0), (80.0, 90.0), (90.0, 100.0)
+    spans = [Span(0, "step", "update" if end == 100.0 else "forward", start, end) for start, end in ends]
+    spans += [
+        Span(0, "link", "exchange", 3.0, 4.0),
+        Span(1, "link", "exchange", 7.0, 8.0),
+        Span(1, "step", "data", 5.0, 6.0),
+    ]
+    report = replace(REPORT, timelines={"single": tuple(reversed(spans))})
+    write_html(analyse(report), tmp_path / "report.html", [])
+    (((_, (_, drawn)), _),) = Page(tmp_path / "report.html").tables["timeline"]
+    blocks = [(100, 500), (601.1, 98.9), (800, 100), (900, 100), (30, 10), (50, 10), (70, 10)]
+    assert blocks_of(drawn) == [pytest.approx(block, abs=0.06) for block in blocks]
+    assert "tick: ideal scaling" in (tmp_path / "report.html").read_text()
 
 
 # ---- figures
@@ -497,6 +520,7 @@ def test_titles_name_the_row_and_the_phase_that_lose_the_most_time(drawn):
 
 
 def test_timelines_are_drawn_as_bars_from_start_to_end(drawn):
+    assert len({axis.get_xlim() for axis in drawn["timeline.png"].axes}) == 1
     for axis, (name, spans) in zip(drawn["timeline.png"].axes, REPORT.timelines.items(), strict=True):
         assert axis.get_title(loc="left").lower() == name
         seen = sorted((x, length) for _, x, length in bars(axis))
@@ -555,9 +579,12 @@ def test_the_figure_of_scaling():
     for count, seconds in times.items():
         made = runs("ddp", [seconds * factor for factor in (1.0, 1.02, 0.99)], count=count, world_size=count)
         rows.append((configuration("ddp", values={"nproc": count}, per_device_batch_size=100 // count), made))
-    (axis,) = figures.FIGURES["scaling.png"](analyse(report_of(*rows))).axes
+    analysis = analyse(report_of(*rows))
+    (axis,) = figures.FIGURES["scaling.png"](analysis).axes
     base = geometric_mean((2.0, 2.04, 1.97)) / geometric_mean((1.0, 1.02, 0.99))
-    (measured,) = (container[0] for container in axis.containers if "DDP" in container.get_label())
+    ((measured, _, (bars,)),) = (container for container in axis.containers if "DDP" in container.get_label())
+    for entry, segment in zip(analysis.rows[1:], bars.get_segments(), strict=True):
+        assert [*segment[:, 1]] == pytest.approx([entry.standing.speed_up.low, entry.standing.speed_up.high])
     assert [*measured.get_xdata()] == [*times]
     assert [*measured.get_ydata()] == pytest.approx([base / seconds for seconds in times.values()])
     (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
@@ -586,6 +613,6 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
         assert bool(patches[place].get_hatch()) == (seconds == 1.0)
         assert seconds == 1.0 or shows(cells[place], 1 / seconds)
     assert figure.get_suptitle().startswith("Faster than single: “DDP” in 1 of 4 cases\n")
-    pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "batch size, “DDP" in text]
+    pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "its baseline " in text]
     assert pays == ["at 256.", "at none of them."]
     assert figures.FIGURES["map.png"](ANALYSIS) is None

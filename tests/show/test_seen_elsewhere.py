@@ -158,8 +158,9 @@ def test_a_curve_needs_a_row_with_several_epochs():
 
 @pytest.mark.parametrize("share, shown", [(0.009, False), (0.011, True)])
 def test_a_phase_of_less_than_a_hundredth_of_a_step_has_no_panel(share, shown):
-    row = configuration(), runs(phases=(100 * share / (1 - share), 0.0, 40.0, 60.0, 0.0))
-    assert ("data" in plots.phases_shown(analyse(report_of(row)))) == shown
+    waits = 100 * share / (1 - share)
+    rows = [(configuration(f"ddp-{data}"), runs(phases=(data, 0.0, 40.0, 60.0, 0.0))) for data in (0.0, waits)]
+    assert ("data" in plots.phases_shown(analyse(report_of(*rows)))) == shown
 
 
 def test_the_numbers_in_a_map_are_readable():
@@ -194,7 +195,11 @@ def gpus(report, *found):
 
 NO_GPU, ON_CPU = "Anything on a GPU: PyTorch finds none", "Anything on this machine's GPUs: the comparison was run"
 UNSEEN, MATHS = "Whether other programs disturbed", "Whether every method computes the same"
-LADDER, MEMORY = "What exchanging gradients costs DDP", "it ran out of memory at a batch of 100"
+LEARNS, LADDER, MEMORY = (
+    "What a script learns",
+    "What exchanging gradients costs DDP",
+    "it ran out of memory at a batch of 100",
+)
 ON_GPU = (configuration(device="gpu"), runs(seconds=(2.0, 2.02, 1.98)))
 FULL = (configuration("fsdp"), ["out of memory"])
 
@@ -207,7 +212,8 @@ FULL = (configuration("fsdp"), ["out of memory"])
         (gpus(report_of(ON_GPU), "H200"), {MATHS}),
         (each_outcome(report_of(SINGLE), foreign_cores=None), {NO_GPU, UNSEEN, MATHS}),
         (report_of(SINGLE, DDP, (configuration("ddp-no-sync"), runs()), FULL), {NO_GPU, MATHS, MEMORY}),
-        (OF_SCRIPTS.report, {NO_GPU, "What a script learns"}),
+        (OF_SCRIPTS.report, {NO_GPU, LEARNS}),
+        (report_of(SINGLE, *ROWS), {NO_GPU, LEARNS, MATHS}),
     ],
 )
 def test_what_was_not_measured(report, said):
@@ -259,11 +265,12 @@ def test_columns_are_left_out_only_if_the_screen_is_too_narrow(single_run, heade
 
 
 @pytest.mark.parametrize(
-    "slowest, last", [("single", ["SINGLE", "… 7 more rows"]), ("fsdp", ["DDP-7", "… 7 more rows"])]
+    "seconds, last",
+    [(3.0, ["SINGLE", "… 7 more rows"]), (1.085, ["SINGLE", "… 7 more rows"]), (0.9, ["DDP-7", "… 7 more rows"])],
 )
-def test_a_long_table_has_its_first_rows_and_the_baseline(slowest, last):
+def test_a_long_table_has_its_first_rows_and_the_baseline(seconds, last):
     others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3)) for n in range(15)]
     others = [(replace(row, label=row.name.upper()), made) for row, made in others]
-    baseline = configuration(), runs(seconds=(3.0 if slowest == "single" else 0.9,) * 3)
+    baseline = configuration(), runs(seconds=(seconds,) * 3)
     lines = terminal_text(analyse(report_of(*others, baseline)), width=80).split("\n\n")[2].splitlines()
     assert len(lines) == 11 and [line.strip().split("  ")[0] for line in lines[-2:]] == last

@@ -89,20 +89,33 @@ def test_the_screen_has_title_recommendation_table_and_notes():
 def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     failed, simulated = (configuration("mp"), ["failed"]), (configuration("dp"), runs("dp", simulated=True))
     skipped = (configuration("mp-micro", skip="needs 2 GPUs, found none"), [])
-    table = terminal_text(analyse(report_of(simulated, SINGLE, failed, skipped, SLOW, DDP))).split("\n\n")[2]
+    silent = (
+        configuration("ddp-no-sync"),
+        runs("ddp-no-sync", (5.0, 5.1, 4.9)),
+    )  # needs more time than the simulated one
+    table = terminal_text(analyse(report_of(simulated, silent, SINGLE, failed, skipped, SLOW, DDP))).split("\n\n")[2]
     lines = table.splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["DDP", "FSDP", "SINGLE", "DP", "MP", "MP-MICRO"]
-    assert lines[4].endswith("failed: signal 9") and lines[5].endswith("skipped: needs 2 GPUs, found none")
+    assert [line.split()[0] for line in lines] == ["DDP", "FSDP", "SINGLE", "DDP-NO-SYNC", "DP", "MP", "MP-MICRO"]
+    assert lines[5].endswith("failed: signal 9") and lines[6].endswith("skipped: needs 2 GPUs, found none")
 
 
 @pytest.mark.parametrize("rows", [2, 9, 30])
 def test_the_screen_is_full_if_there_is_more_to_say(rows, monkeypatch):
-    monkeypatch.setattr(terminal, "answers", lambda *_: ["One more."] * 40)
+    long = ("answers", "doubts", "in_short") if rows == 2 else ("answers",)
+    for name in long:
+        monkeypatch.setattr(terminal, name, lambda *_: ["One more."] * 40)
     monkeypatch.setattr(terminal, "resolution", lambda _: [])
     others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(1, rows)]
     lines = terminal_text(analyse(report_of(SINGLE, *others, twin=False)), width=80).splitlines()
     said = lines.count("One more.")
-    assert len(lines) == LINES and said >= 1 and lines[-1].startswith(f"{40 - said} more findings")
+    assert len(lines) == LINES and said >= 1 and lines[-1].startswith(f"{40 * len(long) - said} more findings")
+
+
+def test_a_sentence_is_cut_after_three_lines_and_left_out_if_it_does_not_fit():
+    words = " ".join(f"word{number}" for number in range(100))
+    lines, hidden = terminal.fitting([words, "Short.", words], 80, 5)
+    assert (len(lines), hidden, lines[-1]) == (4, 1, "Short.")
+    assert lines[2].endswith("…") and words.startswith(" ".join(lines[:3]).rstrip("… "))
 
 
 def test_an_excluded_row_shows_the_reason():
@@ -152,6 +165,8 @@ def _half(result):
     return replace(result, epochs=tuple(replace(one, train_seconds=one.train_seconds / 2) for one in result.epochs))
 
 
+SIMULATED = (configuration("dp"), runs("dp", simulated=True))
+ALIKE = (configuration("pipeline"), runs("pipeline", (1.0, 1.01, 0.99), count=2))
 INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
 LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
@@ -164,10 +179,14 @@ NEXT = {  # situation → (report, part of the next step)
     "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
     "one row": (report_of(SINGLE), "leave out --methods"),
     "models": (report_of(*MODELS), None),
+    "only simulated": (report_of(SINGLE, SIMULATED), "can only be simulated on this machine"),
+    "missed": (report_of(SINGLE, (DDP[0], ["not reached"] * 3), target_accuracy=0.9), "more --epochs, or a lower"),
+    "memory": (report_of(SINGLE, (DDP[0], ["out of memory"])), "a smaller --batch-size"),
+    "unequal": (report_of(SINGLE, allow_unequal=True), "leave out --allow-unequal"),
     "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
     "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
     "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),
-    "tied": (report_of(SINGLE, DDP, UNSURE), "--repeats 12 (now 3)"),
+    "tied": (report_of(SINGLE, DDP, ALIKE, UNSURE), "--repeats 12 (now 3)"),
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
     "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
     "nothing": (report_of(SINGLE, DDP, prove=True), None),

@@ -93,6 +93,11 @@ def test_waiting_for_data(workers, cores, advice):
     assert advice in sentence(report)
 
 
+def test_waiting_for_a_fifth_of_a_step_is_named():
+    for data, found in ((15.5, []), (16.5, ["waiting for data"])):
+        assert kinds(report_of((configuration(), runs(phases=(data, 0.5, 20.0, 40.0, 3.0))))) == found
+
+
 RESIDENT = {**runs()[0].config, "loader": "resident"}
 
 
@@ -111,6 +116,8 @@ def test_what_the_resident_loader_would_save():
     # each of two ranks loads 50 of the 100 images of a step
     assert "save 3.0 of 67.5 ms per step (4%): it was measured at 50,000 images/s" in sentence(report)
     assert "1.00 ms per step." in sentence(report)
+    for data, found in ((2.2, []), (2.4, ["resident loader"])):  # a fiftieth of a step
+        assert kinds(report_of(SINGLE, (ddp(), two(phases=(data, 0.5, 20.0, 40.0, 3.0))), probe=probe)) == found
     assert kinds(report_of(SINGLE, (ddp(), two(config=RESIDENT, **waits)), probe=probe)) == ["unequal"]
 
 
@@ -158,8 +165,11 @@ def test_scatter_replicate_gather():
     assert "10.0 of 64.5 ms per step (16%; scatter 2.0, replicate 7.0, gather 1.0)" in sentence(report)
     simulated = report_of(SINGLE, (row, runs("dp", SLOW, simulated=True, method_milliseconds=own)))
     assert sentence(simulated).startswith("Simulated on one device, DataParallel itself takes 10.0")
-    little = {name: value / 10 for name, value in own.items()}
-    assert kinds(report_of(SINGLE, (row, runs("dp", FAST, count=2, method_milliseconds=little)))) == []
+    little, more = ({name: share * value for name, value in own.items()} for share in (0.3, 0.35))
+    assert kinds(report_of(SINGLE, (row, runs("dp", SLOW, method_milliseconds=more)))) == [*kinds(report)]
+    once = [*runs("dp", SLOW[:2], method_milliseconds=own), *runs("dp", SLOW[2:], method_milliseconds={"gather": 1.0})]
+    for unsaid in (runs("dp", FAST, count=2, method_milliseconds=little), once):
+        assert kinds(report_of(SINGLE, (row, unsaid))) == []
 
 
 def stages_of(seconds, stages, forward, micro_batches, **values):
@@ -238,6 +248,8 @@ def test_single_runs_recommend_nothing():
     few = "DDP: 2.00 times as fast, but too few runs for an interval; 1.00 s instead of 2.00 s"
     assert verdict(report)[1].startswith(few)
     assert recommendations(of_two_cores(SINGLE, (ddp(), two()), whole((0.9,))))[0].startswith(none)
+    models = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
+    assert recommendations(report_of(*models)) == []  # a sweep
 
 
 def test_a_row_with_other_weights_has_no_speed_up():

@@ -113,6 +113,8 @@ def test_figures_are_in_chinese(report):
         drawn = [figure for draw in figures_module.FIGURES.values() if (figure := draw(analyse(report)))]
     texts = [text.get_text() for figure in drawn for text in figure.findobj(Text)]
     assert len(drawn) >= 5 and not [text for text in texts if ENGLISH.search(text.replace("A/A", ""))]
+    axes = [axis for figure in drawn for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    assert all(re.search("[\u4e00-\u9fff]", axis.get_label_text() or "中") for axis in axes)
 
 
 @pytest.mark.parametrize("width", [80, 100])
