@@ -81,7 +81,9 @@ def _compute_mode(index):
 
 
 def forks_can_use_gpus() -> bool:
-    """Return whether forks of this process can use GPUs. They cannot once it has called CUDA."""
+    """Return whether forks of this process can use its GPUs, if any. They cannot once it has called CUDA."""
+    if not glob.glob(DEVICE_FILES):
+        return True
     child = os.fork()
     if not child:
         os._exit(torch.cuda._is_in_bad_fork())
