@@ -66,6 +66,15 @@ def test_equal_weights_after_20_steps_replace_an_uncertain_accuracy():
     assert chosen(SINGLE, row("ddp", FAST, (0.1, 0.11, 0.09)), target_accuracy=0.05) == "DDP"
 
 
+def test_one_of_many_rows_with_equal_weights_is_not_excluded_by_chance():
+    low, noisy = (0.68, 0.695, 0.67), ((0.71, 0.70, 0.69), (0.69, 0.71, 0.70), (0.70, 0.72, 0.69), (0.71, 0.71, 0.68))
+    ddp, others = row("ddp", FAST, low), [*zip(("fsdp", "pipeline", "accelerate", "mp"), noisy, strict=True)]
+    rows = SINGLE, ddp, *(row(name, MIDDLE, accuracies) for name, accuracies in others)
+    equal = {rows[number][0].name: Equivalence(1e-8, "ok", "") for number in range(1, 6)}
+    assert decide(*rows[:3], equivalence=equal).ineligible == {"ddp": "accuracy 1.8 points lower"}
+    assert chosen(*rows, equivalence=equal) == "DDP"
+
+
 def test_a_row_that_failed_in_slow_blocks_does_not_profit():
     """FSDP failed in the slow blocks, so the plain mean of its remaining runs is the smallest."""
     blocks = (1.0, 1.0, 1.01, 2.0, 2.0, 2.02)
