@@ -4,6 +4,7 @@ import re
 import sys
 
 import benchmark
+import measure
 import overhead
 import pytest
 import runs
@@ -11,7 +12,10 @@ import torch
 
 import docs
 from common.errors import FAILED, SuiteError
+from comparison.results_file import read_results
 from tests.fixtures import PROJECT
+from tests.reports import configuration, report_of
+from tests.reports import runs as runs_of
 
 PAGES = "".join(
     (PROJECT / "docs" / f"{name}.md").read_text(encoding="utf-8")
@@ -26,6 +30,13 @@ def test_generated_documentation_is_up_to_date():
     )
     shown = " ".join(re.findall("<!-- (.*) -->", PAGES)).split()
     assert {*docs.SCRIPTS, *docs.COMPARISONS} <= {*shown}
+
+
+def test_a_comparison_is_judged_without_output(tmp_path, capsys):
+    done = report_of((configuration(), runs_of(seconds=(1.0, 1.02, 0.99))))
+    (row,) = measure.quiet_comparison(done, tmp_path).rows
+    assert row.name == "single" and not capsys.readouterr().out
+    assert read_results(tmp_path / "results.json").outcomes == done.outcomes
 
 
 def test_a_page_shows_the_diff_of_two_scripts(tmp_path, monkeypatch):
