@@ -11,9 +11,9 @@ from comparison.methods import METHODS, python, script
 from comparison.plan.plan import file_name, type_flags
 from comparison.record import Equivalence
 from comparison.rows import Configuration
-from comparison.run.launch import HelperFailed, ask, cause, ran_out_of_memory, run_child
+from comparison.run.launch import TIMED_OUT, HelperFailed, ask, cause, ran_out_of_memory, run_child
 
-STEPS = 20
+STEPS, LONGEST = 20, 600.0  # seconds of a training, which may compile or download
 # After 20 steps, rounding causes differences of about 1e-8 to 1e-6, or 1e-4 if it switched an activation. A missing or
 # doubled gradient causes about 1e-2.
 TOLERANCE = 1e-4
@@ -99,8 +99,9 @@ class _Check:
             command = (*command[:place], *command[place + 2 :])
         length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
         kept, log = ("--save", str(file), "--figure-dir", str(file.parent)), file.with_suffix(".log")
-        if code := run_child((*command, *DETERMINISTIC, *length, *kept), log):
-            if ran_out_of_memory(why := cause(code, log)):
+        if code := run_child((*command, *DETERMINISTIC, *length, *kept), log, LONGEST):
+            why = f"stopped after {LONGEST:g} s" if code == TIMED_OUT else cause(code, log)
+            if ran_out_of_memory(why):
                 raise MemoryError(why)
             raise SuiteError(f"its {STEPS} steps did not end well", why, "run it alone to see why", FAILED)
 

@@ -20,6 +20,7 @@ from comparison.outcomes import Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
+from comparison.run.launch import TIMED_OUT
 from comparison.show import detail_tables, figures, remarks, tables
 from comparison.show.advice import in_short
 from comparison.show.remarks import definitions, notes, warnings
@@ -260,10 +261,10 @@ def test_a_failed_check_of_the_maths_leaves_no_speed_up():
 
 
 def test_the_check_of_the_maths_fails_rows_with_other_weights(monkeypatch):
-    def run_child(command, log):
+    def run_child(command, log, timeout):
         assert "--target-accuracy" not in command  # 20 steps would not reach it
         logs.append(log.stem)
-        return "--split-at" in command
+        return TIMED_OUT if "--hang" in command else "--split-at" in command
 
     logs: list[str] = []
     monkeypatch.setattr(equivalence, "run_child", run_child)
@@ -273,13 +274,15 @@ def test_the_check_of_the_maths_fails_rows_with_other_weights(monkeypatch):
     broken = configuration(name="broken", command=("python", "--split-at", "x"))
     rows = [configuration(), other, configuration("ddp-no-sync"), broken, configuration("single-all-cores", threads=2)]
     rows.append(replace(rows[1], name="again"))  # the same command
+    rows.append(configuration(name="hangs", command=("python", "--hang")))
     checks = equivalence.check_equivalence(rows, ["--target-accuracy", "0.99"], 96)
     # a single reference with the threads of one device, and one in float64 for rows that differ in float32
-    in_float32 = ["0-single", "1-single", "2-other", "3-broken", "3-single-all-cores"]
+    in_float32 = ["0-single", "1-single", "2-other", "3-broken", "3-single-all-cores", "4-hangs"]
     assert logs == [*in_float32, "4-other", "5-other"]
     assert checks["single"] == checks["single-all-cores"] == Equivalence(0.0, "ok", "")
     assert checks["other"].status == "failed" and checks["ddp-no-sync"].status == "expected"
     assert checks["broken"].status == "failed" and "unrecognized arguments" in checks["broken"].reason
+    assert checks["hangs"].status == "failed" and "stopped after 600 s" in checks["hangs"].reason
     report = report_of(SINGLE, (other, runs()), equivalence=checks)
     assert report.failed and "failed: different weights" in main_table(report)
 
