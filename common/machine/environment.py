@@ -82,7 +82,7 @@ def _compute_mode(index):
 
 def forks_can_use_gpus() -> bool:
     """Return whether forks of this process can use its GPUs, if any. They cannot once it has called CUDA."""
-    if not glob.glob(DEVICE_FILES):
+    if not torch.cuda.device_count():
         return True
     child = os.fork()
     if not child:
