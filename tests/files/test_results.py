@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import SuiteError
-from common.files.describe import describe_epoch, result_name
+from common.files.describe import describe_end, describe_epoch, result_name
 from common.files.reading import as_record
 from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
 from comparison.results_file import write_results
@@ -93,5 +93,8 @@ def test_the_schema_checks_flags_and_version(place, value):
 def test_descriptions_of_a_result():
     line = describe_epoch(make_result().epochs[0], 10)
     assert line.startswith("Epoch [1/10], Loss: 1.0000, Dur: 3.00 s, test accuracy: 60.00%, 333 images/s, ms/step: ")
+    reached = replace(make_result(), config={"target_accuracy": 0.99})
+    assert "s to a test accuracy of 99.00%; " in describe_end(reached)
+    assert "s without reaching a test" in describe_end(replace(reached, status="not reached"))
     assert result_name(make_result("ddp", devices=("cpu", "cpu"))) == "synthetic-mnist-lenet-ddp-2"
     assert result_name(make_result("mp", simulated=True)) == "synthetic-mnist-lenet-mp-simulated"

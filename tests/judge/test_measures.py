@@ -9,13 +9,13 @@ import pytest
 
 from common.engine.run import PRECISIONS
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import measure
+from comparison.judge.measures import _fixed_share, measure
 from comparison.judge.statistics import mean_interval
-from comparison.judge.summaries import PEAKS, run_seconds, unsteadiness
+from comparison.judge.summaries import PEAKS, run_seconds, successful_runs, unsteadiness
 from comparison.show.report import write_csv
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
-from tests.reports import configuration, make_result, report_of, runs
+from tests.reports import configuration, each_epoch, make_result, report_of, runs
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -45,6 +45,12 @@ def test_a_diverged_run_with_a_result_does_not_count():
     diverged = replace(report.outcomes[1], status="diverged")
     (row,) = replace(report, outcomes=(report.outcomes[0], diverged)).rows
     assert run_seconds(row) == [2.0] and row.troubles == [diverged]
+    assert [run for run, _ in successful_runs(row)] == [report.outcomes[0]]
+
+
+def test_the_fixed_share_of_a_run():
+    result = replace(each_epoch(make_result(seconds=(5.0, 2.0, 2.5)), evaluate_seconds=0.25), startup_seconds=1.5)
+    assert _fixed_share(result) == pytest.approx((1.5 + 5.0 - 2.25) / (1.5 + 9.5 + 0.75))
 
 
 def test_a_method_that_trains_something_else_has_no_accuracy():

@@ -115,7 +115,7 @@ REFUSED = {  # (GPUs, flags) → error
     (1, "--project 2"): "--project 2 needs the speed between GPUs; found 1 GPU; type e.g. --project 8x1 --link-gbps G",
     (0, "--project 2x1 4x2"): "--project 2x1 needs the speed of the network between the machines; found none; measure",
     (0, "--project 2 --link-ms 1"): "describe the network between machines; found no machines in --project",
-    (2, "--project 4 --nodes 2 --dry-run"): "starts from one machine; found --nodes",
+    (2, "--project 4 --nodes 1 2 --dry-run"): "starts from one machine; found --nodes",
     (0, "--script 'python a.py' --lr 0.1"): "--lr does not apply to a --script; leave it out",
     (0, "--script 'python a.py' --prove"): "--prove does not apply to a --script",
     (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy does not apply to a",

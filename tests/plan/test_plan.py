@@ -40,6 +40,7 @@ def test_all_rows_get_the_same_totals_and_threads_per_device():
         rows = [row for row in plan(gpus, methods=ALL, micro_batches=[8]).values() if row.method != "single-all-cores"]
         for name in ("--num-workers", "--threads", "--device", "--epochs", "--batch-size"):
             assert len({flag(row, name) for row in rows}) == 1
+        assert {row.planned.device for row in rows} == {"gpu" if gpus else "cpu"}
     assert flag(plan(8)["single"], "--num-workers") == "8"  # one per rank
     assert [flag(plan(gpus)["single"], "--threads") for gpus in (8, 0)] == ["1", "4"]
     assert flag(plan(0, threads_per_device=3)["ddp"], "--threads") == "3"

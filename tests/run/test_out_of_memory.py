@@ -108,6 +108,7 @@ def test_out_of_memory_is_shown_with_the_batch_and_is_no_failure(tmp_path):
     assert words in (tmp_path / "results.csv").read_text()
     assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report), verbose=True)
     assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
+    assert not any("memory" in text for text in not_measured(report_of(SINGLE, (DDP[0], ["failed"]))))
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,7 @@ def per_thousand(results):
 def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
     now, then = ([per_thousand(results) for _, results in rows] for rows in (ROWS, EARLIER))
     text = markdown_of(OF_SCRIPTS, tmp_path)
+    assert "Accuracy (%)" not in next(answer_rows(OF_SCRIPTS)) and "slices" in plots.phase_unit(OF_SCRIPTS)
     tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     (header, *_), every = (
         (row for row in tables if row[0] == "Method"),
