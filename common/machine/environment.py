@@ -81,9 +81,7 @@ def _compute_mode(index):
 
 
 def forks_can_use_gpus() -> bool:
-    """Return whether forks of this process can use its GPUs, if any. They cannot once it has called CUDA."""
-    if not torch.cuda.device_count():
-        return True
+    """Return whether forks of this process can use GPUs. They cannot once it has called CUDA."""
     child = os.fork()
     if not child:
         os._exit(torch.cuda._is_in_bad_fork())

@@ -1,14 +1,13 @@
 """Fork programs of the suite from a process that has imported torch, which is most of the time that they take to start.
 
-    python -m common.programs.template FD ROOM [MODULE]
+    python -m common.programs.template FD ROOM
 
-Imports MODULE too. Sends how many seconds it took to start over the socket FD, imports included, or ends if forks
-cannot use GPUs. Then, for each request, a fork becomes that program, as a child of the process that asked
-(comparison/run/forked.py). ROOM is for the program's command, which a fork shows in place of the template's.
+Sends how many seconds it took to start over the socket FD, imports included, or ends if forks cannot use GPUs. Then,
+for each request, a fork becomes that program, as a child of the process that asked (comparison/run/forked.py). ROOM is
+for the program's command, which a fork shows in place of the template's.
 """
 
 import ctypes
-import importlib
 import json
 import os
 import runpy
@@ -102,8 +101,6 @@ def _show(words, tag):
 def main() -> None:
     """Serve requests; in a fork, return once the program has ended."""
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # BLAS can be forked
-    for module in sys.argv[3:]:
-        importlib.import_module(module)
     if not forks_can_use_gpus():
         return
     seconds = time.time() - command_start()

@@ -1,16 +1,15 @@
 """Children forked from a template (common/programs/template.py): they start sooner, as torch is imported already.
 
 Only on Linux. Each block has a template of its own: where a process's memory lies affects its speed, and differs from
-start to start, but is the same in all forks of a template. Programs with --spawn are forked from a fork of it, which
-has also imported what ranks need.
+start to start, but is the same in all forks of a template.
 """
 
 import atexit
 import contextlib
+import functools
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from common.machine.turns import OBSERVE, TURNS
 from comparison.methods import PROJECT, python
 
 OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}  # variables that may differ from the template's
-RANKS_NEED = "torch._dynamo"  # DDP, FSDP and pipelining import it, in a second
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
 ROOM = "-" * 1000  # for the commands of forks in `ps`
 LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
@@ -47,10 +45,6 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if ended else None
         return self.returncode
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         end = math.inf if timeout is None else time.monotonic() + timeout
@@ -62,32 +56,23 @@ class Forked:
 
 
 class Template:
-    """A process that has imported torch. If it fails, fork() returns None from then on.
+    """A process that has imported torch. If it fails, fork() returns None from then on."""
 
-    origin: the template to fork this one from, which then imports RANKS_NEED.
-    """
-
-    def __init__(self, origin: "Template | None" = None) -> None:
+    def __init__(self) -> None:
         guard()
         self._circumstances = _circumstances(os.environ)
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module, environment = "common.programs.template", {**os.environ, TAG: own_tag(uuid.uuid4().hex)}
-        self._process: subprocess.Popen | Forked | None
         with other, open(os.devnull, "r+b") as nothing:
-            if origin:
-                command = (sys.executable, "-m", module, "1", "", RANKS_NEED)
-                self._process = origin.fork(command, environment, (other.fileno(), nothing.fileno()))
-            else:
-                self._process = subprocess.Popen(
-                    (sys.executable, "-m", module, str(other.fileno()), ROOM),
-                    stdin=nothing,
-                    stdout=nothing,
-                    stderr=nothing,
-                    env={**environment, "PYTHONPATH": python_path(PROJECT)},
-                    pass_fds=[other.fileno()],
-                    start_new_session=True,
-                    preexec_fn=end_with_parent,
-                )
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", "common.programs.template", str(other.fileno()), ROOM),
+                stdin=nothing,
+                stdout=nothing,
+                stderr=nothing,
+                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT)},
+                pass_fds=[other.fileno()],
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         atexit.register(self.close)
         self._ready = bool(self._answer(START_TIMEOUT))
 
@@ -107,9 +92,8 @@ class Template:
         """End the template, but not its forks."""
         atexit.unregister(self.close)
         self._connection.close()
-        if self._process:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
 
     def _answer(self, timeout):
         self._connection.settimeout(timeout)
@@ -142,28 +126,18 @@ def _is_program(command):
     return Path(command[1]).suffix == ".py" and Path(command[1]).resolve().parent == PROJECT
 
 
-_templates: dict[bool, Template] = {}  # by whether their forks have ranks
+@functools.cache
+def template() -> Template:
+    """Return the current template, and start it first if there is none."""
+    return Template()
 
 
-def template(ranks: bool = False) -> Template:
-    """Return the current template, for programs with ranks or without, and start it first if there is none."""
-    if ranks not in _templates:
-        _templates[ranks] = Template(template() if ranks else None)
-    return _templates[ranks]
-
-
-def renew_templates() -> None:
-    """Replace each template by a new one."""
-    before = sorted(_templates)
-    close_templates()
-    for ranks in before:
-        template(ranks)
-
-
-def close_templates() -> None:
-    for own in _templates.values():
-        own.close()
-    _templates.clear()
+def renew_template() -> None:
+    """Replace the template, if there is one, by a new one."""
+    if template.cache_info().currsize:
+        template().close()
+        template.cache_clear()
+        template()
 
 
 def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
@@ -173,4 +147,4 @@ def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequen
     """
     if OBSERVE in environment or not _is_program(command) or not can_fork():
         return None
-    return template("--spawn" in command).fork(command, environment, streams)
+    return template().fork(command, environment, streams)

@@ -29,7 +29,7 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
-from comparison.run.forked import renew_templates
+from comparison.run.forked import renew_template
 from comparison.run.lock import DirectoryLock
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, spent, with_next_block
@@ -170,7 +170,7 @@ def _run_blocks(report, output):
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
         if report.left:
-            renew_templates()
+            renew_template()
     return report
 
 

@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from common.engine.timing import EARLIER
 from common.machine.lifetime import TAG, own_tag
 from comparison.methods import python
 from comparison.run import forked
-from comparison.run.forked import RANKS_NEED, Template
+from comparison.run.forked import Template
 from comparison.run.launch import ask, run_child, started
 from tests.fixtures import PROJECT, alive, wait_until
 
@@ -32,7 +31,9 @@ def forks(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def end_template():
     yield
-    forked.close_templates()
+    if forked.template.cache_info().currsize:
+        forked.template().close()
+        forked.template.cache_clear()
 
 
 def trained(directory, name, *words):
@@ -104,7 +105,7 @@ def test_what_is_started_afresh(tmp_path, monkeypatch):
     template._process.kill()
     assert fork() is None and not template._ready
     template.close()
-    monkeypatch.setattr(forked, "template", lambda *_: pytest.fail("no template is needed"))
+    monkeypatch.setattr(forked, "template", lambda: pytest.fail("no template is needed"))
     for command in (
         ("torchrun", "ddp_train.py"),
         (python(), str(tmp_path / "mine.py")),
@@ -114,25 +115,6 @@ def test_what_is_started_afresh(tmp_path, monkeypatch):
     ):
         assert forked.fork(command, environment, (log, log)) is None
     os.close(log)
-
-
-def test_a_template_for_ranks_is_a_fork_that_has_imported_more(tmp_path):
-    script, printed = tmp_path / "script.py", []
-    script.write_text(f"import os, sys\nprint({RANKS_NEED!r} in sys.modules, os.environ[{EARLIER!r}])")
-    origin = Template()
-    ranks = Template(origin)
-    for number, template in enumerate((origin, ranks)):
-        with open(tmp_path / f"{number}", "w+") as log:
-            environment = {**os.environ, TAG: own_tag("0" * 32)}
-            assert template.fork((python(), str(script)), environment, 2 * (log.fileno(),)).wait() == 0
-            log.seek(0)
-            printed.append(log.read().split())
-    (without, first), (with_it, second) = printed
-    assert (without, with_it) == ("False", "True") and float(second) > float(first) > 0.5
-    processes = ranks._process, origin._process
-    ranks.close()
-    origin.close()
-    assert [process.poll() for process in processes] == 2 * [-signal.SIGKILL]
 
 
 def test_waiting_has_a_limit():
