@@ -37,10 +37,11 @@ class Outcome:
 
     configuration: the Configuration's name; block: which repetition. status and reason are the RunResult's if that is
     complete; otherwise "failed" with the cause, or "out of memory" with the batch that did not fit. wall_seconds: from
-    start to exit, without the time it waited for its turns. foreign_cores: mean number of cores that other processes
-    kept busy during its turns; None if unknown (see busy_seconds), and on several nodes. Time in which the comparison
-    itself was stopped counts as if others had all cores. cards: its GPUs, if NVML is installed. stolen: share of its
-    turns in which another virtual machine had a core, for the core that lost most, if the hypervisor reports it.
+    start to exit, without the time it waited for its turns; of a fork, with its template's start. foreign_cores: mean
+    number of cores that other processes kept busy during its turns; None if unknown (see busy_seconds), and on several
+    nodes. Time in which the comparison itself was stopped counts as if others had all cores. cards: its GPUs, if NVML
+    is installed. stolen: share of its turns in which another virtual machine had a core, for the core that lost most,
+    if the hypervisor reports it.
     """
 
     configuration: str

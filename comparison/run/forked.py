@@ -29,10 +29,13 @@ LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
 
 
 class Forked:
-    """A child process that this one did not start itself, with the methods of subprocess.Popen that are used here."""
+    """A child process that this one did not start itself, with the methods of subprocess.Popen that are used here.
 
-    def __init__(self, pid: int):
-        self.pid = pid
+    earlier: the seconds that its template took to start, which a new process would have taken too.
+    """
+
+    def __init__(self, pid: int, earlier: float = 0.0):
+        self.pid, self.earlier = pid, earlier
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -74,7 +77,8 @@ class Template:
                 preexec_fn=end_with_parent,
             )
         atexit.register(self.close)
-        self._ready = bool(self._answer(START_TIMEOUT))
+        seconds = self._answer(START_TIMEOUT)
+        self._ready, self._seconds = bool(seconds), float(seconds or 0)
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
         """Do what the function fork() does, for a program of the suite."""
@@ -84,7 +88,7 @@ class Template:
         with adopt_orphans(), contextlib.suppress(OSError):
             socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
             if pid := self._answer(FORK_TIMEOUT):
-                return Forked(int(pid))
+                return Forked(int(pid), self._seconds)
         self._ready = False
         return None
 

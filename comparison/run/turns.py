@@ -27,6 +27,7 @@ from comparison.outcomes import Outcome
 from comparison.plan.plan import file_name
 from comparison.rows import Configuration
 from comparison.run.cards import CardWatch
+from comparison.run.forked import Forked
 from comparison.run.launch import TIMED_OUT, Child, cause, end_together, ran_out_of_memory, started
 
 # The next row starts if this many times the memory of the largest row is free. With less, cuDNN would have less work
@@ -169,6 +170,7 @@ class Run(contextlib.ExitStack):
             status, reason = "failed", f"{error} (log: {self._log})"
         if result:
             status, reason = result.status, result.reason
+        earlier = self._child.earlier if isinstance(self._child, Forked) else 0.0
         return Outcome(
             self.configuration.name,
             self._block,
@@ -177,7 +179,7 @@ class Run(contextlib.ExitStack):
             shlex.join(self._command),
             str(self._log),
             exit_code,
-            self._wall_seconds,
+            self._wall_seconds + earlier,
             foreign_cores,
             result,
             self._cards.uses(result) if result else (),

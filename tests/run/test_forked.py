@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,9 @@ from comparison.methods import python
 from comparison.run import forked
 from comparison.run.forked import Template
 from comparison.run.launch import ask, run_child, started
+from comparison.run.turns import run_once
 from tests.fixtures import PROJECT, alive, wait_until
+from tests.reports import configuration
 
 CAN_FORK = forked.can_fork()
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN_FORK, reason="needs Linux")]
@@ -77,6 +80,13 @@ def test_its_place_among_the_processes(tmp_path):
         os.kill(child.pid, signal.SIGKILL)
         assert child.wait() == child.poll() == -signal.SIGKILL
     assert child.pid not in alive(f"{TAG}={own_tag()}")
+
+
+def test_a_whole_run_lasts_as_if_it_were_a_new_process(tmp_path):
+    row = replace(configuration(), command=(python(), "data_parallel_train.py", *FLAGS))
+    outcome = run_once(row, 1, 1, tmp_path)
+    # the result includes the template's imports, but not the process's exit
+    assert outcome.result.total_seconds < outcome.wall_seconds < outcome.result.total_seconds + 10
 
 
 def test_errors_and_answers(tmp_path, capfd):
