@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.process)
     if (chosen := config.getoption("--quarter")) is not None:
         starting = [item for item in items if not {"process", "fault", "slow"}.isdisjoint(item.keywords)]
-        others = {item for number, item in enumerate(starting) if number % 4 != chosen}
-        config.hook.pytest_deselected(items=[*others])
+        others = [item for number, item in enumerate(starting) if number % 4 != chosen]
+        config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
     if not torch.cuda.is_available():
         for item in items:
