@@ -52,11 +52,11 @@ STEPS = {  # the most valuable first
     "tests": Step(3, "-m pytest -m gpu tests/machine/test_gpu.py"),
     "methods": Step(4, f"{SYNTHETIC} --no-twin --check-maths --timeline"),
     "one-device": Step(3, f"{SYNTHETIC} --model resnet8 --methods {OPTIONS} --allow-unequal"),
-    "overhead": Step(2, "benchmarks/overhead.py --minutes 2", "mnist"),
-    "peers": Step(3, "benchmarks/peers.py --minutes 3", "mnist"),
+    "overhead": Step(2, "benchmarks/overhead.py", "mnist"),
+    "peers": Step(3, "benchmarks/peers.py", "mnist"),
     "time-to-99-mnist": Step(1, f"{FAST} --dataset mnist --repeats 5 --target-accuracy 0.99", "mnist"),
-    "roofline": Step(2, "benchmarks/roofline.py --minutes 2"),
-    "fabric": Step(1, "benchmarks/fabric.py --minutes 1"),
+    "roofline": Step(2, "benchmarks/roofline.py"),
+    "fabric": Step(1, "benchmarks/fabric.py"),
     "time-to-94-cifar10": Step(5, f"{FAST} {WIDE} --epochs 20 --repeats 3 --target-accuracy 0.94", "cifar10"),
 }
 ENDED = {0: "fine", TIMED_OUT: "stopped"}
@@ -105,14 +105,20 @@ def pack(directory: Path, target: Path) -> None:
     print(f"too large to be packed: {', '.join(str(file.relative_to(PROJECT)) for file in files)}")
 
 
-def command_of(name: str, directory: Path, data_root: Path, resume: bool) -> tuple[str, ...]:
-    """Return the command of a step, without the interpreter. resume: continue from earlier results, if any."""
-    command, place = tuple(STEPS[name].command.split()), directory / name
+def command_of(name: str, directory: Path, data_root: Path, resume: bool, minutes: float) -> tuple[str, ...]:
+    """Return the command of a step, without the interpreter. resume: continue from earlier results, if any.
+
+    minutes: the time left. A benchmark begins no run after half of it, so that it can write its table.
+    """
+    command, place = tuple(STEPS[name].command.split()), (directory / name).relative_to(PROJECT)
     if command[0] == "-m":
         return command
-    flag, output = ("--output-dir", place) if command[0] == COMPARE else ("--output", place.with_suffix(".json"))
-    resume_flag = ["--resume"] if resume and (place / "results.json").exists() else []
-    return *command, "--data-root", str(data_root), flag, str(output.relative_to(PROJECT)), *resume_flag
+    command = *command, "--data-root", str(data_root)
+    if command[0] == COMPARE:
+        resume_flag = ["--resume"] if resume and (directory / name / "results.json").exists() else []
+        return *command, "--output-dir", str(place), *resume_flag
+    limit = f"{min(STEPS[name].minutes, minutes / 2):.2g}"
+    return *command, "--minutes", limit, "--output", str(place.with_suffix(".json"))
 
 
 def run_steps(arguments, directory: Path, environment: dict, end: float) -> dict[str, dict]:
@@ -126,7 +132,7 @@ def run_steps(arguments, directory: Path, environment: dict, end: float) -> dict
         if step.data and not has(step.data, arguments.data_root):
             print(f"{name}: left out, as {step.data} is not in {arguments.data_root}", flush=True)
             continue
-        command = command_of(name, directory, arguments.data_root, earlier in (None, TIMED_OUT))
+        command = command_of(name, directory, arguments.data_root, earlier in (None, TIMED_OUT), left / 60)
         log, began, code = directory / f"{name}.log", time.monotonic(), TIMED_OUT  # if this program is stopped
         print(f"{name}: python {' '.join(command)}; what it prints is in {log.relative_to(PROJECT)}", flush=True)
         try:

@@ -81,8 +81,8 @@ class NoTimer(PhaseTimer):
     def mark(self, name: str) -> None:
         pass
 
-    def milliseconds(self) -> dict[str, float]:
-        return dict.fromkeys(PHASES, 0.0)
+    def phases(self):
+        return [(phase, 0.0) for phase in PHASES]
 
 
 def seconds_of(work, device) -> float:

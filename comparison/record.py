@@ -14,6 +14,7 @@ from comparison.rows import Configuration, Planned, Row, baseline_of
 from comparison.words import Sentence, count, say
 
 FEWEST_BLOCKS = 3  # even if the --budget is shorter
+TRACED_STEPS = 2  # with --timeline
 EQUAL_WITHIN = 0.03  # a smaller relative difference of times does not matter in practice
 ACCURACY_MARGIN = 1.0  # percentage points of accuracy that a recommended row may lose to its baseline
 FIRST_STAGE = 5  # blocks that estimate the noise with --margin, and so the number of blocks needed

@@ -33,8 +33,8 @@ TIMES, RANKS, PRETENDED, SIMULATED = (
 OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, replacement, -k expression of the tests)
     ("common/engine/timing.py", TIMES): {
         "event of another device": (
-            "torch.cuda.current_stream(self.devices[0]))",
-            "torch.cuda.current_stream())",
+            "torch.cuda.current_stream(self.devices[0])",
+            "torch.cuda.current_stream()",
             "stages",
         ),
         "streams wait the wrong way": (
@@ -134,8 +134,8 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
     },
     ("common/engine/loop.py", TIMES): {
         "a value is asked for in every step": (
-            "loss.detach() * len(labels)",
-            "loss.item() * len(labels)",
+            "add_(loss.detach(), alpha=len(labels))",
+            "add_(loss.item() * len(labels))",
             "one_device",
         ),
         "every step is waited for": (

@@ -5,7 +5,7 @@ import copy
 import itertools
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,7 @@ class PhaseTimer:
     def __init__(self, devices: Sequence[torch.device]):
         self.devices = [device for device in devices if device.type == "cuda"]
         self._joined = torch.cuda.Stream(self.devices[0]) if len(self.devices) > 1 else None
+        self._stream = self._joined
         self._marks: list[tuple[str, Any]] = []
         self._events: list[Any] = []  # reused, as creating an event takes longer than recording it
         self.began = 0.0
@@ -131,6 +132,8 @@ class PhaseTimer:
     def start(self) -> None:
         """Start a series of phases. The time since the last mark belongs to no phase."""
         self.began = self.began or time.perf_counter()
+        if self.devices and not self._joined:
+            self._stream = torch.cuda.current_stream(self.devices[0])  # once, as this takes as long as a mark
         self.mark("")
 
     def mark(self, name: str) -> None:
@@ -143,7 +146,7 @@ class PhaseTimer:
         if len(self._events) == len(self._marks):
             self._events.append(torch.cuda.Event(enable_timing=True))
         event = self._events[len(self._marks)]
-        event.record(self._joined or torch.cuda.current_stream(self.devices[0]))
+        event.record(self._stream)
         return event
 
     def phases(self) -> Iterator[tuple[str, float]]:
@@ -153,11 +156,7 @@ class PhaseTimer:
 
     def milliseconds(self) -> dict[str, float]:
         """Return the total milliseconds per phase."""
-        totals: dict[str, float] = {}
-        for name, milliseconds in self.phases():
-            if name:
-                totals[name] = totals.get(name, 0.0) + milliseconds
-        return totals
+        return total_milliseconds(self.phases())
 
     def spans(self) -> list[tuple[str, float, float]]:
         """Return each phase as (name, start, end), in milliseconds since the first mark."""
@@ -168,6 +167,15 @@ class PhaseTimer:
                 spans.append((name, start, end))
             start = end
         return spans
+
+
+def total_milliseconds(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the total milliseconds per phase of PhaseTimer.phases()."""
+    totals: dict[str, float] = {}
+    for name, milliseconds in phases:
+        if name:
+            totals[name] = totals.get(name, 0.0) + milliseconds
+    return totals
 
 
 class SampledTimers:

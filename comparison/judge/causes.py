@@ -4,16 +4,19 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 
+from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
 from comparison.judge.summaries import Finding, run_seconds
 from comparison.methods import method_of
+from comparison.record import TRACED_STEPS
 
 # Shares from which a cause is worth a sentence.
 THROTTLED = 0.05  # of the training: stopped by a quota
 QUEUED = 0.25  # of a step: ready to run, without a core
 QUEUED_WITH_WORKERS = 0.15  # with more workers than cores; else ranks that exchange gradients reach it on a core each
 IDLE_THREADS = 0.25  # of the threads, while they compute
+IDLE_GPU = 0.3  # of a step, beyond waiting for data
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
 SAVED = 0.02  # of a step, by the resident loader
 OVERHEAD = 0.05  # of a step: scatter, replicate and gather
@@ -77,6 +80,20 @@ def _idle_threads(case: Case) -> Iterator[Finding]:
     most = cores.high if cores and threads > 1 and case.result.devices[0] == "cpu" else None
     if most is not None and most <= (1 - IDLE_THREADS) * threads:
         yield Finding("idle threads", {"x": cores, "n": threads}, "machine")
+
+
+def _idle_gpu(case: Case) -> Iterator[Finding]:
+    """A GPU that waits for its launches. NVML calls a period with any kernel busy: its share is an upper bound."""
+    if len(case.result.epochs) == 1:  # its time contains the loading and tuning of kernels
+        return
+    summary, uses = case.summary, [outcome.cards for outcome in case.row.outcomes if outcome.status == "ok"]
+    known = [[card.busy for card in cards if card.busy is not None] for cards in uses]
+    traced = kernel_milliseconds(case.report.timelines.get(case.row.configuration.name, ()))
+    most = [statistics.mean(map(max, known))] if known and all(known) else []
+    most += [] if traced is None else [traced / TRACED_STEPS / summary.step_milliseconds]
+    stages = case.staged and len(case.result.devices) > 1
+    if most and not stages and 1 - min(most) - summary.waiting_share >= IDLE_GPU:
+        yield Finding("idle GPU", {"n": min(most)}, "machine")
 
 
 def _growth(case: Case) -> Iterator[Finding]:
@@ -175,6 +192,7 @@ CAUSES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     _throttled,
     _queued,
     _idle_threads,
+    _idle_gpu,
     small_batch,
     parts_of_steps,
     waiting,

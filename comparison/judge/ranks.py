@@ -221,6 +221,13 @@ def hidden_share(spans: Iterable[Span], rank: int) -> float | None:
     return both / sum(end - start for start, end in links) if links else None
 
 
+def kernel_milliseconds(spans: Sequence[Span]) -> float | None:
+    """Return for how long the busiest GPU runs kernels in the traced steps; None without GPUs."""
+    gpus = {(span.rank, span.lane) for span in spans if span.lane not in ("step", "link")}
+    times = [_merged(span for span in spans if (span.rank, span.lane) == gpu) for gpu in gpus]
+    return max((sum(end - start for start, end in own) for own in times), default=None)
+
+
 def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
     """Return the union of the spans' times, as (start, end) that do not overlap."""
     merged: list[tuple[float, float]] = []

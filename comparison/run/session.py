@@ -15,7 +15,7 @@ from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
 from comparison.outcomes import Outcome, Trial
 from comparison.plan.plan import file_name, with_measured_cut
-from comparison.record import Report
+from comparison.record import TRACED_STEPS, Report
 from comparison.results_file import as_read, read_results, write_results
 from comparison.rows import Configuration
 from comparison.run.equivalence import check_equivalence
@@ -234,7 +234,7 @@ def fit_again(report: Report, output: Output) -> Report | None:
 def trace_rows(report: Report, output: Output) -> Report:
     """With --timeline, return the report with two traced steps of every row that ran, from an additional run."""
     settings: Mapping[str, Any] = report.settings
-    flags = ["--epochs", "1", "--max-steps", "10", "--profile", "2"]
+    flags = ["--epochs", "1", "--max-steps", "10", "--profile", str(TRACED_STEPS)]
     if settings["target_accuracy"] is not None:
         flags += ["--target-accuracy", "0.001"]  # the training is too short for a higher one
     for row in report.rows if settings["timeline"] else ():

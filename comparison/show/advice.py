@@ -15,7 +15,7 @@ from comparison.judge.statistics import Ratio
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
-from comparison.show.sentences import as_fast, finding_sentence, mebibytes, quoted, seconds, sentence
+from comparison.show.sentences import as_fast, finding_sentence, mebibytes, quoted, sentence, significant
 from comparison.words import count, join, say
 
 # Causes whose sentences contain advice.
@@ -141,8 +141,10 @@ def _times(analysis, decision, entry, other=None):
     elif kind == WHOLE_RUN:
         what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
     if not other:
-        return say("{s} s {what}", s=seconds(means[entry.name]), what=what)
-    return say("{s} s instead of {t} s {what}", s=seconds(means[entry.name]), t=seconds(means[other.name]), what=what)
+        return say("{s} s {what}", s=significant(means[entry.name]), what=what)
+    return say(
+        "{s} s instead of {t} s {what}", s=significant(means[entry.name]), t=significant(means[other.name]), what=what
+    )
 
 
 def _unequal(analysis):

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy as np
 from common.files.plots import draw_timeline, new_figure, new_panels
 from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
+from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
+from comparison.judge.steps import paired
 from comparison.methods import METHODS, Look, method_of
-from comparison.rows import Row
 from comparison.show.sentences import mebibytes
 from comparison.words import count, join, render, say
 
@@ -160,28 +162,13 @@ def draw_curves(analysis: Analysis):
     return finish(figure, analysis, curves_finding(analysis), say("; mean of the runs"), ncols=2, handlelength=4)
 
 
-def differences(row: Row, baseline: Row) -> list[list[float]]:
-    """Return, for each epoch, the row's test accuracy minus its baseline's, in percentage points.
-
-    There is a difference for each block in which both succeeded, as these two runs have the same seed.
-    """
-    theirs = {outcome.block: outcome.result.epochs for outcome in baseline.outcomes if outcome.status == "ok"}
-    pairs = [
-        zip(outcome.result.epochs, theirs[outcome.block], strict=False)
-        for outcome in row.outcomes
-        if outcome.status == "ok" and outcome.block in theirs
-    ]
-    epochs = zip(*pairs, strict=False)
-    return [[100 * (own.test_accuracy - other.test_accuracy) for own, other in epoch] for epoch in epochs]
-
-
 def curves_finding(analysis: Analysis) -> str:
     """Return the title of the figure of accuracies."""
     apart = {
-        entry.label: statistics.mean(points[-1])
+        entry.label: 100 * statistics.mean(own - other for own, other in pairs)
         for entry in analysis.done
         if entry.row.learns and entry.standing.baseline and not entry.is_baseline
-        if (points := differences(entry.row, entry.standing.baseline))
+        if (pairs := paired(entry.row, entry.standing.baseline, lambda result: result.epochs[-1].test_accuracy))
     }
     if not apart:
         return say("Accuracy over the training")
@@ -286,13 +273,21 @@ def draw_timelines(analysis: Analysis):
 
 
 def waiting_finding(timelines) -> str:
-    """Return the title of the timelines: the row that spends the largest share of its steps in exchange."""
-    shares = {}
-    for label, spans in timelines.items():
-        steps = [(span.end - span.start, span.name) for span in spans if span.lane == "step"]
-        waited = sum(length for length, name in steps if name == "exchange")
-        shares[label] = waited / sum(length for length, _ in steps)
-    label = max(shares, key=lambda label: shares[label])
-    if not shares[label]:
-        return say("What every device does in a step")
-    return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced time", row=label, n=shares[label])
+    """Return the title of the timelines: the row whose ranks wait most, or else the one whose only GPU does."""
+
+    def share(spans, milliseconds):
+        return milliseconds / sum(span.end - span.start for span in spans if span.lane == "step")
+
+    exchange, kernels = {}, {}
+    for row, spans in timelines.items():
+        if any(span.rank for span in spans):  # one rank waits for no other
+            exchange[row] = share(spans, sum(span.end - span.start for span in spans if span.name == "exchange"))
+        elif busy := kernel_milliseconds(spans):
+            kernels[row] = share(spans, busy)
+    if any(exchange.values()):
+        row, n = max(exchange.items(), key=itemgetter(1))
+        return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced time", row=row, n=n)
+    if kernels:
+        row, n = min(kernels.items(), key=itemgetter(1))
+        return say("In “{row}”, the GPU runs kernels for {n:.0%} of the traced time", row=row, n=n)
+    return say("What every device does in a step")

@@ -79,9 +79,9 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
-def seconds(time: float) -> str:
-    """Return seconds with three significant digits, or as an integer if that has more."""
-    return f"{time:,.{max(0, 2 - math.floor(math.log10(time)))}f}"
+def significant(value: float, digits: int = 3) -> str:
+    """Return a positive number with so many significant digits, or as an integer if that has more."""
+    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
 
 
 def quoted(labels: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Ratio
 from comparison.plan.counterparts import BEFORE
 from comparison.rows import SWEEPS
-from comparison.show.sentences import efficiency, mebibytes, seconds, seconds_of_thousand
+from comparison.show.sentences import efficiency, mebibytes, seconds_of_thousand, significant
 from comparison.words import count, named, narrowed, render, say, widened
 
 DASH = "–"  # not measured
@@ -97,7 +97,7 @@ def main_rows(analysis: Analysis) -> Rows:
         check = report.equivalence.get(entry.name)
         if scripts:
             times = {
-                "Time per 1,000 samples (s)": f"{seconds_of_thousand(entry):#.3g}" if row.results else None,
+                "Time per 1,000 samples (s)": significant(seconds_of_thousand(entry)) if row.results else None,
                 "Samples per step": row.results[0].global_batch_size if row.results else None,
             }
         else:
@@ -121,7 +121,7 @@ def main_rows(analysis: Analysis) -> Rows:
             "Efficiency [95%]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
-            **({"MFU (%)": cell(numbers.mfu and 100 * numbers.mfu, "#.2g")} if peaks else {}),
+            **({"MFU (%)": cell(numbers.mfu, lambda share: significant(100 * share, 2))} if peaks else {}),
             **({"Images/J": cell(numbers.images_per_joule, ".1f")} if joules else {}),
             **({"max |Δ parameter|": cell(check and check.difference, ".1e")} if report.equivalence else {}),
             "Result": entry.result,
@@ -142,7 +142,7 @@ def answer_rows(analysis: Analysis) -> Rows:
         batch = entry.row.configuration.planned.batch_size
         values: dict[str, Any] = {
             **({"Largest batch": f"{batch:,}"} if report.fitted else {}),
-            heading: numbers.runs and seconds(wall_time.means[entry.name]),
+            heading: numbers.runs and significant(wall_time.means[entry.name]),
             **({BESIDE_BEST: _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
             **({"Speed ÷ before [95% CI]": _ratio_cell(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),

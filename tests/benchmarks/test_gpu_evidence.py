@@ -124,11 +124,13 @@ def test_commands_of_steps_and_their_output(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_evidence, "PROJECT", tmp_path)
     directory = tmp_path / "x"
 
-    def command(name, resume=True):
-        return " ".join(gpu_evidence.command_of(name, directory, "d", resume))
+    def command(name, resume=True, minutes=float("inf")):
+        return " ".join(gpu_evidence.command_of(name, directory, "d", resume, minutes))
 
     assert command("tests").startswith("-m pytest -m gpu ")
-    assert command("roofline") == "benchmarks/roofline.py --minutes 2 --data-root d --output x/roofline.json"
+    for minutes, limit in ((4.1, 2), (1.5, 0.75)):  # the rest is for runs in progress
+        words = f"benchmarks/roofline.py --data-root d --minutes {limit} --output x/roofline.json"
+        assert command("roofline", minutes=minutes) == words
     assert command("methods").endswith("--timeline --data-root d --output-dir x/methods")
     for file in ("methods/results.json", "roofline.json"):
         (directory / file).parent.mkdir(parents=True, exist_ok=True)

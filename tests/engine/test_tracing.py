@@ -154,7 +154,10 @@ def test_the_figure_shows_lanes_and_waiting():
     assert waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
         "In “A”, ranks wait for one another for 18% of the traced time"
     )  # 1 of 5.5 ms
-    assert waiting_finding({"B": SPANS[:1]}) == "What every device does in a step"
+    alone = (Span(0, "step", "forward", 0.0, 2.0), Span(0, "step", "exchange", 2.0, 4.0))  # with nobody
+    assert waiting_finding({"B": SPANS[:1]}) == waiting_finding({"C": alone}) == "What every device does in a step"
+    busy, busier = ((*alone, Span(0, "cuda:0", "sgemm", 1.0, end)) for end in (2.0, 3.0))
+    assert waiting_finding({"C": busier, "D": busy}) == "In “D”, the GPU runs kernels for 25% of the traced time"
     figure, axes = new_figure(rows=(2, 1))
     legend = draw_timeline(axes[0], (*SPANS, Span(1, "cuda:0", "sgemm", 0.0, 1.0)))
     assert list(legend) == ["forward", "exchange", "messages between ranks", "kernels on a GPU"]

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
+from common.files.results import LongSteps, PhaseTimes, RankTimes, Span, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.ranks import mean_ranks, rank_means
 from comparison.judge.summaries import Finding
+from comparison.outcomes import CardUse
 from comparison.show.detail_tables import account_tables, rank_table
 from comparison.show.sentences import finding_sentence
 from comparison.show.verdict import verdict
@@ -270,6 +271,34 @@ def test_idle_threads_are_named():
     mixed = halves(exchange=None, forward=5.0)  # forward and backward contain waiting for other ranks
     ranks = [RankTimes(0.2, PhaseTimes(**mixed), 0.2, 0.0)] * 2
     assert "idle threads" not in causes_of(single(**two), ddp(*ranks, **two))
+
+
+KERNELS = (Span(0, "step", "update", 0.0, 50.0), Span(0, "cuda:0", "a", 1.0, 9.0), Span(0, "cuda:0", "b", 8.0, 17.0))
+
+
+@pytest.mark.parametrize(
+    "busy, spans, data, epochs, share",  # of steps of 40 ms
+    [
+        (0.71, (), 0.0, (1, 1), None),
+        (0.69, (), 0.0, (1, 1), 0.69),
+        (0.69, (), 0.0, (1,), None),  # the only epoch contains the warm-up
+        (0.65, (), 4.0, (1, 1), None),  # a tenth of the step is waiting for data
+        (None, KERNELS, 0.0, (1, 1), 0.2),  # 16 ms in two steps
+        (0.5, KERNELS, 0.0, (1, 1), 0.2),
+        (0.5, (*KERNELS, Span(0, "cuda:1", "a", 0.0, 48.0)), 0.0, (1, 1), 0.5),
+        (None, (), 0.0, (1, 1), None),
+    ],
+)
+def test_a_gpu_that_waits_for_launches_is_named(busy, spans, data, epochs, share):
+    times = {**STEP_MS, "forward": STEP_MS["forward"] + STEP_MS["data"] - data, "data": data}
+    report = report_of(single(), row("single-cuda", [run(rank(times), factors=epochs, devices=("cuda:0",))] * 2))
+    outcomes = [
+        replace(outcome, cards=(CardUse("cuda:0", busy),)) if "cuda" in outcome.configuration else outcome
+        for outcome in report.outcomes
+    ]
+    found = analyse(replace(report, outcomes=tuple(outcomes), timelines={"single-cuda": spans})).rows[-1].causes
+    named = {cause.kind: cause for cause in found}
+    assert named.get("idle GPU") is None if share is None else named["idle GPU"].values["n"] == pytest.approx(share)
 
 
 def test_growing_epochs_are_named():

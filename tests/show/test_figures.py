@@ -86,9 +86,6 @@ def learned(method, *ends):
 
 def test_accuracies_are_compared_between_runs_with_the_same_seed():
     report = report_of(learned("single", 0.70, 0.80, 0.60), learned("ddp", None, 0.83, 0.62), learned("dp", None))
-    single, ddp, dp = report.rows
-    assert plots.differences(ddp, single) == [pytest.approx([0.0, 0.0]), pytest.approx([3.0, 2.0])]
-    assert plots.differences(dp, single) == []
     alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
     for compared, finding in (
         (report, "Final accuracy: every row within 2.5 points of its baseline (farthest: “DDP”)"),
