@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker(pytest.mark.fault)
-        if "project" in item.fixturenames:
+        if {"project", "browser"} & {*item.fixturenames}:
             item.add_marker(pytest.mark.process)
     if (chosen := config.getoption("--quarter")) is not None:
         starting = [item for item in items if not {"process", "fault", "slow"}.isdisjoint(item.keywords)]

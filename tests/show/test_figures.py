@@ -13,7 +13,7 @@ from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
 from comparison.show.sweep_plots import find_maps
 from comparison.show.verdict import where_time_goes
-from comparison.words import LANGUAGES, speaking
+from comparison.words import speaking
 from tests.reports import SINGLE, configuration, make_result, report_of, runs
 
 
@@ -33,8 +33,7 @@ def rows(panels, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-@pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("panels", [1, 2, 4])
+@pytest.mark.parametrize("panels, language", [(1, "en"), (2, "zh"), (4, "en"), (4, "zh")])
 @pytest.mark.parametrize("kind", ["map", "sweep", "fit"])
 def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, tmp_path):
     shown = {}
