@@ -6,12 +6,13 @@ import statistics
 from comparison.judge.analysis import WORTH, Analysis
 from comparison.judge.fairness import EFFECTIVE, effective
 from comparison.judge.ranks import hidden_share
+from comparison.judge.summaries import A_THOUSAND
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import words_of
 from comparison.plan.tips import OPTIONS, effect_of, flags_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
-from comparison.show.sentences import longer, mebibytes
+from comparison.show.sentences import longer, mebibytes, significant
 from comparison.show.tables import DASH, Rows, accuracy, cell, table, table_of
 from comparison.words import join, named, say
 
@@ -24,7 +25,10 @@ def before_table(analysis: Analysis) -> Rows:
     not_compared, scripts = say("not compared: they train other numbers of images"), analysis.report.only_scripts
     for pair in analysis.pairs[BEFORE]:
         both = pair.summary, pair.row.summary
-        times = [f"{1000 / some.images_per_second:.3g}" if scripts else f"{some.epoch_seconds:.2f}" for some in both]
+        times = [
+            significant(A_THOUSAND / some.images_per_second) if scripts else f"{some.epoch_seconds:.2f}"
+            for some in both
+        ]
         yield {
             "Method": pair.row.label,
             "Before (s per 1,000 samples)" if scripts else "Before (s per epoch)": times[0],

@@ -187,6 +187,13 @@ def test_start_up_and_a_long_first_epoch_make_whole_runs_decide(start, first, ki
     assert choice.wall_time.kind == kind
 
 
+def test_the_start_up_of_simulated_rows_and_scripts_does_not_decide():
+    alone = configuration(), runs()
+    simulated = configuration("dp"), runs("dp", startup_seconds=9.0, simulated=True)
+    (choice,) = analyse(report_of(alone, simulated)).decisions
+    assert choice.wall_time.kind == "epoch"
+
+
 def test_epochs_decide_with_their_evaluation_and_at_full_length():
     rows = long("single", 0.0, 2.0, 1.0), long("ddp", 0.0, 1.8, 3.0)  # of 1,000 images
     (choice,) = analyse(report_of(*rows, max_steps=10)).decisions
@@ -194,6 +201,10 @@ def test_epochs_decide_with_their_evaluation_and_at_full_length():
     cut = report_of(long("single", 0.0, 2.0, 1.0, epochs=1), long("ddp", 0.0, 1.8, 3.0, epochs=1), max_steps=10)
     (choice,) = analyse(replace(cut, probe=None)).decisions  # of as many images as were measured
     assert choice.wall_time.means == pytest.approx({"single": 3.0, "ddp": 4.8}, rel=1e-3)
+    planned, full = long("ddp", 0.0, 1.8, 3.0)
+    unlike = report_of(rows[0], (planned, [each_epoch(run, samples=500) for run in full]), max_steps=10)
+    (choice,) = analyse(replace(unlike, probe=None)).decisions  # of the most images
+    assert choice.wall_time.means == pytest.approx({"single": 3.0, "ddp": 6.6}, rel=1e-3)
     (choice,) = analyse(report_of(*rows, max_steps=10, probe={"train_images": 20_000})).decisions
     assert choice.best.label == "DDP" and choice.ratios["single"].value == pytest.approx(41 / 39, rel=1e-3)
 
@@ -309,3 +320,19 @@ def test_what_was_trained_is_the_same_in_all_rows_and_runs(single, ddp, expected
         for method, seconds, checksums in (("single", SECONDS, single), ("ddp", HALF, ddp))
     ]
     assert analyse(report_of(*rows)).rows[1].result == expected
+
+
+def test_an_accuracy_is_compared_with_the_baseline_of_the_same_batch_size():
+    def of_batch(method, size, accuracies):
+        values = {"values": {"batch_size": size}, "batch_size": size}
+        made = [
+            each_epoch(result, test_accuracy=accuracy)
+            for result, accuracy in zip(runs(method, (1.0, 1.01, 0.99, 1.0)), accuracies, strict=True)
+        ]
+        return configuration(method, **values), made
+
+    high = [0.9, 0.902, 0.898, 0.9]
+    low = [value - 0.009 for value in high]  # alone, not shown to be within a point of the others
+    rows = [of_batch(method, size, own) for size, own in ((64, high), (256, low)) for method in ("single", "ddp")]
+    for decision in analyse(report_of(*rows)).decisions:
+        assert decision.ineligible == {}

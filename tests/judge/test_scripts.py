@@ -81,6 +81,12 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     assert projected(400.0, workers=2) == (400.0, 200.0)  # as long as with the two workers already there
 
 
+def test_the_report_of_a_script_says_what_its_loader_takes_alone():
+    analysis = analyse(report(script("mine", 20.0, config={"loader_milliseconds": 8.0})))
+    told = terminal_text(analysis, width=200)
+    assert "its loader alone takes 8.0 ms per batch" in told and "at least 65.0 ms" in told
+
+
 def test_scripts_among_methods_have_their_own_baseline_and_decision():
     single, ddp = configuration(), configuration("ddp")
     rows = [(single, runs()), (ddp, runs("ddp", (1.0, 1.01, 0.99))), script("mine", 20.0), script("ddp2", 30.0)]

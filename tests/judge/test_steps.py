@@ -170,3 +170,12 @@ def test_blocks_are_paired_without_failed_runs():
     assert account.total.value == pytest.approx(10.0) and account.total.margin == pytest.approx(0.0, abs=1e-9)
     nothing = report_of((configuration(), runs(seconds=[2.0])), (configuration("ddp"), ["failed", *runs()[:1]]))
     assert account_for_steps(nothing.rows[1], nothing.rows[0], 1.0) is None
+
+
+@pytest.mark.parametrize("disturbed", ["single", "ddp"])
+def test_a_disturbed_row_or_baseline_has_no_account(disturbed):
+    halves = {name: value / 2 for name, value in STEP_MS.items()}
+    rows = (configuration(), [run(rank(STEP_MS))] * 2), (configuration("ddp"), [run(*[rank(halves)] * 2)] * 2)
+    assert analyse(report_of(*rows)).rows[1].accounts.steps
+    report = report_of(*rows, foreign_cores={disturbed: 1.0})
+    assert analyse(report).rows[1].accounts.steps is None

@@ -124,9 +124,15 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--script 'python a.py' --script 'python b/a.py'"): "two scripts have one name; found a twice",
     (
         0,
-        "--project 3x1 --link-gbps 1",
+        "--project 3x1 --link-gbps 1 --methods single",
     ): "--batch-size is a total and must divide by the number of processes; found 128 for 3",
 }
+
+
+@pytest.mark.parametrize("gpus, nproc, warned", [(0, "1 4", True), (0, "1 2", False), (4, "1 4", False)])
+def test_more_processes_than_cores_are_warned_of(gpus, nproc, warned, planned, capsys):
+    planned(f"--nproc {nproc} --methods single ddp --batch-size 64 --dataset synthetic-mnist", gpus)
+    assert ("warning: --nproc 4: the processes share 2 cores" in capsys.readouterr().err) == warned
 
 
 @pytest.mark.parametrize("gpus, flags", REFUSED)

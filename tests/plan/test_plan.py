@@ -87,6 +87,13 @@ def test_rows_on_several_nodes_start_a_task_for_each_device():
     }
 
 
+def test_an_invalid_row_is_skipped_unless_it_would_occupy_several_nodes():
+    methods = {"methods": [("ddp", {})], "nproc": [1, 3], "batch_size": [128]}
+    assert [row.skip != "" for row in plan(4, **methods).values()] == [False, True]
+    with pytest.raises(SuiteError, match="found 128 for 6 processes"):
+        plan(4, nodes=[2], **methods)
+
+
 def test_rows_of_the_ladder():
     names = "single single-all-cores ddp-1 ddp-no-sync ddp".split()
     assert [method for method, _ in parse_method("ladder")] == ladder() == names

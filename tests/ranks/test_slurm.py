@@ -16,7 +16,6 @@ import torch
 
 import compare_parallel
 from common.errors import SuiteError
-from common.settings.totals import per_process
 from comparison.methods import python
 from comparison.results_file import read_results
 from comparison.run import machine
@@ -66,15 +65,6 @@ def test_an_indivisible_batch_is_refused_before_any_node_is_used(nodes, more, pl
     monkeypatch.setattr(compare_parallel, "find_nodes", lambda *_: pytest.fail("nodes were used"))
     with pytest.raises(SuiteError, match="found 128 for 3 processes; type e.g. --batch-size 126 or 129 or 192"):
         planned(f"--nodes {nodes} --nproc 1 --methods single ddp --dataset synthetic-mnist {more}")
-
-
-@pytest.mark.parametrize(
-    "total, processes, choices", [(48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")]
-)
-def test_the_error_for_an_indivisible_total_suggests_others(total, processes, choices):
-    with pytest.raises(SuiteError) as caught:
-        per_process("--batch-size", total, processes)
-    assert str(caught.value).endswith(f"type e.g. --batch-size {choices}")
 
 
 def test_the_command_to_use_without_slurm():

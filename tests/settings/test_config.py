@@ -15,6 +15,7 @@ from common.machine.environment import command_line
 from common.machine.turns import TURNS, Turns
 from common.settings.arguments import ELSEWHERE
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_with, option, parse, script_parser
+from common.settings.totals import per_process
 from comparison.methods import Machine
 from comparison.plan import flags as comparison_flags
 from comparison.plan.plan import make_plan
@@ -239,3 +240,12 @@ def test_the_error_for_a_path_that_cannot_be_written_names_its_flag(flag, type_i
     type_in("script.py", flag, f"{tmp_path}/file/below/x")
     with pytest.raises(SuiteError, match=f"{tmp_path / 'file'}.* with {flag}"):
         parse(script_parser(""))
+
+
+@pytest.mark.parametrize(
+    "total, processes, choices", [(48, 5, "45 or 50 or 80"), (1, 2, "2"), (193, 3, "192 or 195 or 384")]
+)
+def test_the_error_for_an_indivisible_total_suggests_others(total, processes, choices):
+    with pytest.raises(SuiteError) as caught:
+        per_process("--batch-size", total, processes)
+    assert str(caught.value).endswith(f"type e.g. --batch-size {choices}")

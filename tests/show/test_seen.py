@@ -616,3 +616,6 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
     pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "its baseline " in text]
     assert pays == ["at 256.", "at none of them."]
     assert figures.FIGURES["map.png"](ANALYSIS) is None
+    others = [(configuration("fsdp", values=row.values, **row.values), made) for row, made in rows[1::2]]
+    one, other = figures.FIGURES["map.png"](analyse(report_of(*rows, *others))).axes  # side by side
+    assert one.get_subplotspec().rowspan == other.get_subplotspec().rowspan

@@ -152,7 +152,8 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
     write_results(report_of(SINGLE, DDP), tmp_path)
     with pytest.warns(UserWarning, match="missing from font"):
         present(tmp_path, "zh")
-    assert "## 结论" in (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.md").read_text()
+    assert "## 结论" in text and "Made by" not in text
     assert '<html lang="zh">' in (tmp_path / "report.html").read_text()
     axes = [one for figure in shown for one in figure.axes]
     drawn = [text.get_text() for one in axes for text in (one.xaxis.label, one.yaxis.label, *one.get_yticklabels())]
