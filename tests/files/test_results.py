@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import SuiteError
 from common.files.describe import describe_end, describe_epoch, result_name
-from common.files.reading import as_record
+from common.files.reading import as_record, read_json
 from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
 from comparison.results_file import write_results
 from tests.fixtures import PROJECT, misfits, put
@@ -81,6 +81,15 @@ def test_schema_and_reader_refuse_wrong_values(place, value):
     assert misfits(values, "run-result")
     with pytest.raises(ValueError):
         as_record(values, RunResult)
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63), 10**400])
+def test_numbers_of_more_than_64_bits_are_refused(number, tmp_path):
+    (tmp_path / "x.json").write_text(f"[{number}]")
+    with pytest.raises(ValueError, match="too large a number"):
+        read_json(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(f"[{2**63 - 1}, {1 - 2**63}]")
+    assert read_json(tmp_path / "x.json") == [2**63 - 1, 1 - 2**63]
 
 
 @pytest.mark.parametrize("place, value", [(("config", "lr"), "high"), (("schema_version",), 99)])

@@ -75,6 +75,13 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
         mine, _ = analyse(report(first, script("b", 20.0))).rows
         return with_loader_workers(mine.row, mine.summary, cores=4)
 
+    planned, made = script("mine", 20.0)
+    made = [
+        replace(run, config={**run.config, "loader_milliseconds": own})
+        for run, own in zip(made, (30.0, 4.0, 8.0), strict=True)
+    ]
+    (mine,) = analyse(report((planned, made))).rows
+    assert with_loader_workers(mine.row, mine.summary, cores=4) == (8.0, 65.0)
     assert projected(None) is None
     assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without 1 ms of waiting for data
     assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step

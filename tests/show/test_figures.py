@@ -71,6 +71,13 @@ def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
     assert [*draw_timeline(axis, tuple(spans))] == ["forward"]
     places = [bar.get_y() for bar in axis.patches[2:]]
     assert places == sorted(places)
+    others = Span(0, "link", "all_reduce", 0.0, 9.0), Span(0, "cuda:0", "sgemm", 0.0, 5.0)
+    lanes = draw_timeline(Figure().subplots(), (*spans, *others))
+    assert {name: bar.get_width() for name, bar in lanes.items()} == {
+        "forward": 99.92,
+        "messages between ranks": 9.0,
+        "kernels on a GPU": 5.0,
+    }
 
 
 def learned(method, *ends):

@@ -87,6 +87,14 @@ def test_the_projection_starts_from_the_measured_time_of_one_device():
         assert text in sentences(analysis)
 
 
+@pytest.mark.parametrize(
+    "gbps, most", [(0.1, "2 devices with 50 images each"), (80.0, "4 devices with 25 images each")]
+)
+def test_further_machines_are_asked_for_as_the_largest_cluster_has_them(gbps, most):
+    analysis = projected(row_of("single"), row_of("ddp", 2), cores=8, project=["2", "2x2"], link_gbps=gbps)
+    assert f"{most} are fastest" in sentences(analysis)
+
+
 def test_the_projection_is_compared_with_a_row_planned_like_the_first_one():
     half = configuration("ddp", name="ddp-precision=bf16", num_workers=2, precision="bf16")
     rows = row_of("single"), (half, runs("ddp", (0.3, 0.3, 0.3), count=2)), row_of("ddp", 2)

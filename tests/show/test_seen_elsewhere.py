@@ -97,6 +97,8 @@ def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
         for _, results in sorted(ROWS, key=lambda row: per_thousand(row[1]))
     ]
     assert dots == [(block, epoch, pytest.approx(time, abs=5e-4)) for row in expected for time, block, epoch in row]
+    means = [float(mean) for mean in re.findall(r"<td>([\d.]+) s</td>", page)]
+    assert means == [pytest.approx(per_thousand(results), abs=0.005) for _, results in reversed(ROWS)]
     assert "s per 1,000 samples" in page and "without warm-up" not in page
 
 

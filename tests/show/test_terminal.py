@@ -252,3 +252,20 @@ def test_the_width_of_the_terminal_is_used_within_limits(terminal, columns, expe
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", columns)
     assert terminal_columns() == expected
+
+
+RELATIVE, SPEED_UP, MEMORY = "Relative [95% CI]", "Speed-up [95%]", "Memory (MiB)"
+
+
+@pytest.mark.parametrize(
+    "names, width, kept",
+    [
+        ([RELATIVE, SPEED_UP, MEMORY], 46, [0, 1, 2, 3]),
+        ([RELATIVE, SPEED_UP, MEMORY], 34, [0, 1, 3]),
+        ([RELATIVE, SPEED_UP, MEMORY], 33, [0, 1]),
+        ([SPEED_UP, MEMORY], 33, [0, 1]),  # nothing else compares the rows
+    ],
+)
+def test_the_columns_that_fit(names, width, kept):
+    names = ["Method", *names]
+    assert terminal._columns_to_show(names, [10] * len(names), width) == kept
