@@ -2,13 +2,15 @@
 
 import json
 import math
+import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from common.errors import SuiteError
 from common.files.describe import describe_end, describe_epoch, result_name
-from common.files.reading import as_record, read_json
+from common.files.reading import as_record, read_json, refuse_inflated
 from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
 from comparison.results_file import write_results
 from tests.fixtures import PROJECT, misfits, put
@@ -81,6 +83,15 @@ def test_schema_and_reader_refuse_wrong_values(place, value):
     assert misfits(values, "run-result")
     with pytest.raises(ValueError):
         as_record(values, RunResult)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 9999, b"x"])
+def test_a_compressed_archive_is_refused_even_if_it_becomes_no_larger(content, tmp_path):
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / "x.zip", "w", compression) as archive:
+            archive.writestr("x", content)
+        with nullcontext() if compression == zipfile.ZIP_STORED else pytest.raises(ValueError, match="compressed"):
+            refuse_inflated(tmp_path / "x.zip")
 
 
 @pytest.mark.parametrize("number", [2**63, -(2**63), 10**400])

@@ -6,7 +6,7 @@ import pytest
 
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Span, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import mean_ranks, rank_means
+from comparison.judge.ranks import find_straggler, mean_ranks, rank_means
 from comparison.judge.summaries import Finding
 from comparison.outcomes import CardUse
 from comparison.show.detail_tables import account_tables, rank_table
@@ -121,6 +121,12 @@ def test_a_straggler_comes_first_with_all_its_additional_work():
     assert causes["straggler"].values["place"].values == {"place": Finding("forward"), "n": 1}
     assert causes["backward"].values["place"].values == {"place": Finding("backward"), "n": 1}
     assert causes["update"].values["place"] == Finding("update")
+
+
+def test_a_run_without_records_of_its_ranks_has_no_straggler():
+    recorded = [rank_means(result) for result in ddp(rank(halves()), rank(halves(forward=11.0)))[1]]
+    assert find_straggler(recorded).rank == 1
+    assert find_straggler([*recorded, []]) is find_straggler([means[:1] for means in recorded]) is None
 
 
 def test_less_waiting_names_no_late_ranks_and_is_omitted_with_a_straggler():

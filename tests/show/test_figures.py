@@ -62,6 +62,8 @@ def test_a_figure_grows_by_the_lines_of_its_title_and_of_the_longest_one_of_a_pa
     heights = [text.get_window_extent().height for text in texts]
     figures.wrap_titles(figure)
     title, *of_panels = (text.get_window_extent().height - height for text, height in zip(texts, heights, strict=True))
+    room = figure.bbox.width / len(panels)
+    assert all(text.get_window_extent().width < room for text in panels)
     assert figure.get_figheight() == pytest.approx(3 + (title + max(of_panels)) / figure.dpi)
 
 
