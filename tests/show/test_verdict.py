@@ -12,7 +12,7 @@ from comparison.show import verdict as words
 from comparison.show.advice import recommendations as advised
 from comparison.show.detail_tables import sweep_tables
 from comparison.show.sections import sections
-from comparison.show.sentences import finding_sentence
+from comparison.show.sentences import finding_sentence, tell_disturbed
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
@@ -394,3 +394,9 @@ def test_one_learning_rate_for_several_batch_sizes_is_mentioned():
         return [text for text in words.answers(analyse(report_of(SINGLE, *rows, **settings))) if "--lr-scaling" in text]
 
     assert told(larger) and not told(DDP) and not told(larger, lr_scaling="linear")
+
+
+@pytest.mark.parametrize("busy", [{"single": 0.6, "ddp": 0.3}, {"single": 0.3, "ddp": 0.6}])
+def test_the_largest_disturbance_is_told(busy):
+    told = tell_disturbed(report_of(SINGLE, DDP, foreign_cores=busy).rows)
+    assert "up to 0.6 of 1 core busy" in told and "“SINGLE” and “DDP”" in told
