@@ -151,14 +151,15 @@ def _run_blocks(report, output):
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
-    used, longest = spent(report)
+    (used, longest), pace = spent(report), 1.0
     while report.left:
-        block, start = report.left[0][0], time.perf_counter()
+        block, start, before = report.left[0][0], time.perf_counter(), len(report.outcomes)
         for outcome in run_block(report, block, output.runs):
             report = replace(report, outcomes=(*report.outcomes, outcome))
             output.write(report)
-            _tell_run(report, outcome, guesses)
+            _tell_run(report, outcome, guesses, pace)
         seconds = time.perf_counter() - start
+        pace = seconds / sum(outcome.wall_seconds for outcome in report.outcomes[before:])  # forks start sooner
         used, longest = used + seconds, max(longest, seconds, spent(report)[1])
         if report.fitted and (smaller := fit_again(report, output)):
             report = smaller
@@ -174,9 +175,10 @@ def _run_blocks(report, output):
     return report
 
 
-def _tell_run(report, outcome, guesses):
+def _tell_run(report, outcome, guesses, pace):
     label = next(row.label for row in report.plan if row.name == outcome.configuration)
-    left = f"; about {duration(seconds_left(report.left, report.outcomes, guesses))} left" if report.left else ""
+    seconds = pace * seconds_left(report.left, report.outcomes, guesses)
+    left = f"; about {duration(seconds)} left" if report.left else ""
     place = f"[{len(report.outcomes)}/{len(report.order)}] block {outcome.block}, {label}"
     print(f"{place}: {outcome.status}, {outcome.wall_seconds:.1f} s{left}", flush=True)
 

@@ -83,6 +83,7 @@ def test_progress_is_printed(made_up, capsys):
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
+    assert lines[2].endswith(": ok, 9.0 s; about 0 s left")  # the first block really took no time
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
 
 
