@@ -201,6 +201,15 @@ def test_throttled_time_is_relative_to_all_threads_and_workers_and_hides_queuein
     assert share(threads_per_process=2)[0] == pytest.approx(0.1875, rel=1e-4)
 
 
+@pytest.mark.parametrize("cores, advice", [(6, "cores left"), (5, "a core left"), (4, "no core left")])
+def test_waiting_for_data_is_answered_by_the_cores_that_are_left(cores, advice):
+    """Two ranks with a thread and a worker each."""
+    values = {"environment": {**ENVIRONMENT, "cores": cores}, "workers_per_process": 1}
+    slow = rank(halves(data=halves()["data"] + 6.0))
+    causes = causes_of(single(**{**values, "workers_per_process": 2}), ddp(slow, slow, **values))
+    assert causes["data"].values["advice"].kind == advice
+
+
 @pytest.mark.parametrize(
     "few, longer, more", [(22.0, 6.0, 2.0), (21.0, 6.0, None), (26.0, 6.0, 6.0), (20.3, 0.6, None)]
 )

@@ -215,6 +215,15 @@ def test_a_baseline_that_learns_less_is_not_recommended():
     assert choice.best.label == "DDP" and choice.ineligible["single"] == "accuracy 60.0 points lower"
 
 
+def test_the_largest_loss_of_accuracy_is_told():
+    rows = (
+        row("single", FAST, (0.4, 0.41, 0.39)),
+        row("ddp", SLOW, (0.7, 0.71, 0.69)),
+        row("dp", SLOW, (0.5, 0.51, 0.49)),
+    )
+    assert decide(*rows).ineligible["single"] == "accuracy 30.0 points lower"
+
+
 def sweep_of_workers(*seconds):
     """Rows of one device with 0, 2 and 4 workers, with these seconds per epoch."""
     return [

@@ -179,3 +179,9 @@ def test_a_disturbed_row_or_baseline_has_no_account(disturbed):
     assert analyse(report_of(*rows)).rows[1].accounts.steps
     report = report_of(*rows, foreign_cores={disturbed: 1.0})
     assert analyse(report).rows[1].accounts.steps is None
+
+
+def test_late_ranks_in_some_blocks_are_a_part():
+    pairs = [(Time(11.0, {"update": 10.0, LATE: late}), Time(10.0, {"update": 10.0, LATE: 0.0})) for late in (0.0, 1.0)]
+    assert {part.name: part.value for part in make_account(pairs, 1.0).parts}[LATE] == pytest.approx(0.5)
+    assert LATE not in {part.name for part in make_account(pairs[:1] * 2, 1.0).parts}

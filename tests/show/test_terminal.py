@@ -254,6 +254,12 @@ def test_the_width_of_the_terminal_is_used_within_limits(terminal, columns, expe
     assert terminal_columns() == expected
 
 
+def test_a_row_is_only_called_recommended_if_it_is():
+    for rows, result in (((SINGLE, DDP), "recommended"), (((row, made[:1]) for row, made in (SINGLE, DDP)), "fastest")):
+        first = next(answer_rows(analyse(report_of(*rows))))
+        assert (first["Method"], first["Result"]) == ("DDP", result)
+
+
 RELATIVE, SPEED_UP, MEMORY = "Relative [95% CI]", "Speed-up [95%]", "Memory (MiB)"
 
 
