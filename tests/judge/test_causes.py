@@ -73,6 +73,11 @@ def test_shorter_and_longer_parts_are_named_in_order_of_size():
     ]
 
 
+@pytest.mark.parametrize("more, named", [(0.4, ["backward"]), (0.6, ["backward", "update"])])
+def test_a_part_is_small_beside_a_gain_as_beside_a_loss(more, named):
+    assert [*causes_of(single(), even(backward=0.0, update=halves()["update"] + more))] == named
+
+
 def test_time_outside_of_the_phases_is_named():
     long = replace(rank(halves()), train_seconds=0.26)
     assert [*causes_of(single(), ddp(long, long))] == ["outside"]

@@ -4,10 +4,11 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from common.files.plots import draw_curves, draw_timeline
-from common.files.results import Span
+from common.files.results import PHASES, Span
 from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
@@ -73,6 +74,10 @@ def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
     assert [*draw_timeline(axis, tuple(spans))] == ["forward"]
     places = [bar.get_y() for bar in axis.patches[2:]]
     assert places == sorted(places)
+    colors = [to_rgb(PHASES[name].color) for name in ("data", "forward", "rest")]
+    unknown = Figure().subplots()
+    draw_timeline(unknown, (Span(0, "step", "own", 0.0, 1.0),))
+    assert [bar.get_facecolor()[:3] for bar in (*axis.patches[:2], *unknown.patches)] == colors
     others = Span(0, "link", "all_reduce", 0.0, 9.0), Span(0, "cuda:0", "sgemm", 0.0, 5.0)
     lanes = draw_timeline(Figure().subplots(), (*spans, *others))
     assert {name: bar.get_width() for name, bar in lanes.items()} == {

@@ -9,6 +9,7 @@ from comparison.judge.analysis import analyse
 from comparison.outcomes import Foreign
 from comparison.record import Equivalence
 from comparison.show import verdict as words
+from comparison.show.advice import next_step
 from comparison.show.advice import recommendations as advised
 from comparison.show.detail_tables import sweep_tables
 from comparison.show.sections import sections
@@ -398,5 +399,7 @@ def test_one_learning_rate_for_several_batch_sizes_is_mentioned():
 
 @pytest.mark.parametrize("busy", [{"single": 0.6, "ddp": 0.3}, {"single": 0.3, "ddp": 0.6}])
 def test_the_largest_disturbance_is_told(busy):
-    told = tell_disturbed(report_of(SINGLE, DDP, foreign_cores=busy).rows)
+    report = report_of(SINGLE, DDP, foreign_cores=busy)
+    told = tell_disturbed(report.rows)
     assert "up to 0.6 of 1 core busy" in told and "“SINGLE” and “DDP”" in told
+    assert any("up to 0.6 of 1 core busy" in step for step in next_step(analyse(report)))

@@ -4,6 +4,7 @@ import ast
 import re
 import sys
 import unicodedata
+from dataclasses import replace
 
 import pytest
 from matplotlib.text import Text
@@ -149,7 +150,7 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
     shown, keep = [], figures_module.save_figure
     monkeypatch.setattr(figures_module, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
     monkeypatch.setattr(figures_module, "save_figure", lambda figure, path: shown.append(figure) or keep(figure, path))
-    write_results(report_of(SINGLE, DDP), tmp_path)
+    write_results(report_of((replace(SINGLE[0], label="one device"), SINGLE[1]), DDP), tmp_path)
     with pytest.warns(UserWarning, match="missing from font"):
         present(tmp_path, "zh")
     text = (tmp_path / "report.md").read_text()
@@ -157,7 +158,7 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
     assert '<html lang="zh">' in (tmp_path / "report.html").read_text()
     axes = [one for figure in shown for one in figure.axes]
     drawn = [text.get_text() for one in axes for text in (one.xaxis.label, one.yaxis.label, *one.get_yticklabels())]
-    assert "测试准确率 (%)" in drawn and "SINGLE" in drawn
+    assert "测试准确率 (%)" in drawn and "单设备" in drawn
     assert not [text for text in [*drawn, *(figure.get_suptitle() for figure in shown)] if ENGLISH.search(text)]
 
 
