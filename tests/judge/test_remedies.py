@@ -96,6 +96,10 @@ def test_the_remedy_of_too_many_workers_is_one_for_each_process():
     assert remedy.predicted.value == pytest.approx(0.5 * analyse(report_of(crowded)).rows[0].summary.step_milliseconds)
     (proof,) = find_proofs(analyse(report_of(crowded)), report_of(crowded, queues(remedy.configuration, 0.1)))
     assert proof.measured.value == pytest.approx(0.8 * remedy.predicted.value)
+    ranks = [rank(halves(), queued=share) for share in (0.5, 0.5, 0.2)]  # whose mean counts, not the one in the middle
+    unlike = crowded[0], [run(*ranks, factors=3 * (factor,), **{**values, "world_size": 1}) for factor in JITTER]
+    (proof,) = find_proofs(analyse(report_of(crowded)), report_of(unlike, queues(remedy.configuration, 0.0)))
+    assert proof.measured.value == pytest.approx(0.8 * remedy.predicted.value, rel=0.01)
 
 
 def test_the_largest_cause_with_a_remedy_is_chosen():
@@ -188,6 +192,11 @@ def test_the_measured_gain_is_reported():
 )
 def test_a_proof_needs_the_predicted_gain_in_the_blamed_phase(rows, outcome):
     assert proved(**rows).outcome == outcome
+
+
+def test_what_else_changed_is_told_with_its_sign():
+    shorter, longer = (tell_proof(proved({"exchange": 0.0, "backward": part})) for part in (8.3, 11.7))
+    assert "(backward -1.7 ms)" in shorter and "(backward +1.7 ms)" in longer
 
 
 @pytest.mark.parametrize("low, outcome", [(4.0, "less"), (4.2, "proved"), (8.0, "proved"), (8.1, "more")])

@@ -185,3 +185,13 @@ def test_late_ranks_in_some_blocks_are_a_part():
     pairs = [(Time(11.0, {"update": 10.0, LATE: late}), Time(10.0, {"update": 10.0, LATE: 0.0})) for late in (0.0, 1.0)]
     assert {part.name: part.value for part in make_account(pairs, 1.0).parts}[LATE] == pytest.approx(0.5)
     assert LATE not in {part.name for part in make_account(pairs[:1] * 2, 1.0).parts}
+
+
+def test_the_share_of_queued_threads_is_unknown_without_records_of_every_run():
+    recorded = rank_means(run(rank(STEP_MS, queued=0.2)))
+    assert queued_share([recorded, recorded], 2).value == pytest.approx(0.1)
+    assert (
+        queued_share([recorded, []], 2)
+        is queued_share([recorded, rank_means(run(rank(STEP_MS, queued=None)))], 2)
+        is None
+    )
