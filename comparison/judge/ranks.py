@@ -161,7 +161,7 @@ def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
         return [own[rank] - statistics.mean(own[:rank] + own[rank + 1 :]) for own in values]
 
     slowest = max(range(ranks), key=lambda rank: sum(longer(rank)))
-    known = [name for name in runs[0][0].phases if all(name in means.phases for means in runs[0])]
+    known = [name for name in runs[0][0].phases if all(name in means.phases for run in runs for means in run)]
     phases = {name: statistics.mean(longer(slowest, name)) for name in known if name != "exchange"}
     return Straggler(slowest, mean_excess("straggler", longer(slowest), ranks), phases)
 

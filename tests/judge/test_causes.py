@@ -134,6 +134,14 @@ def test_a_run_without_records_of_its_ranks_has_no_straggler():
     assert find_straggler([*recorded, []]) is find_straggler([means[:1] for means in recorded]) is None
 
 
+def test_a_phase_that_is_unknown_in_a_run_is_not_a_stragglers():
+    whole, part = halves(), {name: time for name, time in halves().items() if name != "update"}
+    first, second = ([rank(times), rank({**times, "forward": 11.0})] for times in (whole, part))
+    for runs_of in ((first, second), (second, first)):
+        found = find_straggler([rank_means(run(*ranks)) for ranks in runs_of])
+        assert "update" not in found.phases and found.phase == "forward"
+
+
 def test_less_waiting_names_no_late_ranks_and_is_omitted_with_a_straggler():
     def waiting(forward, *waited):
         exchanges = [halves(forward=forward[number], exchange=2.0 + own) for number, own in enumerate(waited)]
