@@ -23,7 +23,7 @@ from comparison.run import equivalence
 from comparison.run.launch import TIMED_OUT
 from comparison.show import detail_tables, figures, remarks, tables
 from comparison.show.advice import in_short
-from comparison.show.remarks import definitions, notes, warnings
+from comparison.show.remarks import definitions, not_measured, notes, warnings
 from comparison.show.report import present, write_csv, write_html
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import LINES, terminal_text
@@ -404,3 +404,10 @@ def test_every_kind_of_comparison_can_be_shown(kind, tmp_path):
         assert not row.configuration.skip or f"{row.label}: {row.configuration.skip}." in text
     said = {words.partition(": ")[0] for words in verdict(whole)}
     assert {entry.label for entry in whole.rows if not entry.row.simulated} <= said
+
+
+def test_only_a_row_without_any_result_was_not_measured_for_lack_of_memory():
+    def said(*results):
+        return any("memory" in line for line in not_measured(report_of(SINGLE, (configuration("ddp"), [*results]))))
+
+    assert said(*2 * ["out of memory"]) and not said(*DDP[1], "out of memory") and not said("failed")

@@ -18,6 +18,7 @@ from common.files.results import PHASES, PhaseTimes, Span
 from common.words import printable
 from comparison.judge.analysis import analyse
 from comparison.show import figures
+from comparison.show import page as page_module
 from comparison.show.report import write_csv, write_html
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences
@@ -425,6 +426,17 @@ def test_the_timelines_of_the_page(page):
             for span in REPORT.timelines[name.lower()]
         ]
         assert sorted(blocks_of(drawn)) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+
+
+def test_the_key_of_a_timeline_has_the_colors_of_the_figures():
+    names = ("step", "forward"), ("step", "own"), ("link", "all_reduce"), ("cuda:0", "sgemm")
+    spans = tuple(Span(0, lane, name, 0.0, 1.0) for lane, name in names)
+    assert page_module._timeline(analyse(replace(REPORT, timelines={"single": spans})))["key"] == {
+        "forward": PHASES["forward"].color,
+        "own": PHASES["rest"].color,
+        "messages between ranks": plots.BETWEEN_RANKS[1],
+        "kernels on a GPU": "currentColor",
+    }
 
 
 def test_spans_that_touch_are_one_block_and_every_rank_has_its_lanes(tmp_path):
