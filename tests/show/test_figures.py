@@ -99,11 +99,11 @@ def learned(method, *ends):
 
 def test_accuracies_are_compared_between_runs_with_the_same_seed():
     report = report_of(learned("single", 0.70, 0.80, 0.60), learned("ddp", None, 0.83, 0.62), learned("dp", None))
-    worse = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.71, 0.81), learned("dp", 0.67, 0.77))
+    worse = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.71, 0.81), learned("dp", 0.40, 0.50))
     alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
     for compared, finding in (
         (report, "Final accuracy: every row within 2.5 points of its baseline (farthest: “DDP”)"),
-        (worse, "Final accuracy: every row within 3.0 points of its baseline (farthest: “DP”)"),
+        (worse, "Final accuracy: every row within 30.0 points of its baseline (farthest: “DP”)"),
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):

@@ -24,7 +24,7 @@ from comparison.run.launch import TIMED_OUT
 from comparison.show import detail_tables, figures, remarks, tables
 from comparison.show.advice import in_short
 from comparison.show.remarks import definitions, not_measured, notes, warnings
-from comparison.show.report import present, write_csv, write_html
+from comparison.show.report import fenced, present, write_csv, write_html
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import LINES, terminal_text
 from comparison.show.verdict import verdict
@@ -411,3 +411,8 @@ def test_only_a_row_without_any_result_was_not_measured_for_lack_of_memory():
         return any("memory" in line for line in not_measured(report_of(SINGLE, (configuration("ddp"), [*results]))))
 
     assert said(*2 * ["out of memory"]) and not said(*DDP[1], "out of memory") and not said("failed")
+
+
+@pytest.mark.parametrize("text, ticks", [("a", 3), ("a `b` c", 3), ("a ```` b ` c", 5)])
+def test_a_code_block_is_fenced_with_more_backticks_than_it_contains(text, ticks):
+    assert fenced(text) == f"{'`' * ticks}\n{text}\n{'`' * ticks}"
