@@ -7,6 +7,8 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.judge.decision import Decision
 from comparison.record import Equivalence
+from comparison.show.advice import recommendations
+from comparison.words import render
 from tests.reports import as_long_as_its_parts, configuration, each_epoch, report_of, runs
 
 SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
@@ -177,6 +179,13 @@ def test_short_trainings_are_decided_by_whole_runs_and_long_ones_by_epochs():
     rows = long("single", 2.0, 2.0, epochs=400), long("ddp", 8.0, 1.0, epochs=400)
     (whole,) = analyse(as_long_as_its_parts(report_of(*rows))).decisions
     assert (whole.wall_time.kind, whole.best.label) == ("epoch", "DDP")
+
+
+@pytest.mark.parametrize("epochs, said", [(3, False), (400, True)])
+def test_a_longer_start_up_is_told_with_a_decision_by_epochs(epochs, said):
+    rows = long("single", 1.0, 2.0, epochs=epochs), long("ddp", 2.0, 1.0, epochs=epochs)
+    told = " ".join(map(render, recommendations(analyse(as_long_as_its_parts(report_of(*rows))))))
+    assert "“DDP”" in told and ("Not counted in the speed-up: start-up takes" in told) == said
 
 
 @pytest.mark.parametrize(

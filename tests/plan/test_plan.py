@@ -233,6 +233,12 @@ def test_row_names_and_shuffled_order():
     assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
 
 
+@pytest.mark.parametrize("gpus, device", [(0, "cpu"), (2, "gpu")])
+def test_a_script_is_taken_to_use_the_gpus_of_the_machine(gpus, device):
+    (row,) = script_rows([parse_script("python train.py")], Machine(gpus, 2))
+    assert row.planned.device == device
+
+
 def test_variants_of_a_single_script():
     assert parse_script("python mine.py --lr=0.1") == "mine=python mine.py --lr=0.1"
 

@@ -22,6 +22,7 @@ from comparison.show import page as page_module
 from comparison.show.report import write_csv, write_html
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences
+from comparison.words import speaking
 from tests.reports import STEPS, configuration, each_epoch, make_result, markdown_of, report_of, runs, unlike
 
 ANALYSIS = analyse(unlike())
@@ -602,6 +603,16 @@ def test_the_figure_of_scaling():
     assert [*measured.get_ydata()] == pytest.approx([base / seconds for seconds in times.values()])
     (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
     assert [*ideal.get_xdata()] == [*ideal.get_ydata()] == [1, 4]
+
+
+def test_the_figure_of_scaling_speaks_chinese():
+    rows = [
+        (configuration(), runs()),
+        *((configuration("ddp", values={"nproc": n}), runs("ddp", count=n)) for n in (2, 4)),
+    ]
+    with speaking("zh"):
+        (axis,) = figures.FIGURES["scaling.png"](analyse(report_of(*rows))).axes
+    assert not [label for label in axis.get_legend_handles_labels()[1] if re.search("measured|ideal", label)]
 
 
 def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
