@@ -78,13 +78,15 @@ def test_the_legend_of_a_timeline_leaves_out_what_is_too_short_to_see():
     unknown = Figure().subplots()
     draw_timeline(unknown, (Span(0, "step", "own", 0.0, 1.0),))
     assert [bar.get_facecolor()[:3] for bar in (*axis.patches[:2], *unknown.patches)] == colors
-    others = Span(0, "link", "all_reduce", 0.0, 9.0), Span(0, "cuda:0", "sgemm", 0.0, 5.0)
-    lanes = draw_timeline(Figure().subplots(), (*spans, *others))
-    assert {name: bar.get_width() for name, bar in lanes.items()} == {
-        "forward": 99.92,
-        "messages between ranks": 9.0,
-        "kernels on a GPU": 5.0,
+    others = Span(0, "link", "all_reduce", 2.0, 11.0), Span(0, "cuda:0", "sgemm", 3.0, 8.0)
+    lanes = draw_timeline(Figure().subplots(), (*spans, *others, Span(1, "step", "backward", 0.0, 40.0)))
+    assert {name: (bar.get_x(), bar.get_width()) for name, bar in lanes.items()} == {
+        "forward": (0.08, 99.92),
+        "messages between ranks": (2.0, 9.0),
+        "kernels on a GPU": (3.0, 5.0),
+        "backward": (0.0, 40.0),
     }
+    assert lanes["backward"].get_y() > max(bar.get_y() for name, bar in lanes.items() if name != "backward")
 
 
 def learned(method, *ends):

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +16,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
-from comparison.judge.statistics import resolution
+from comparison.judge.statistics import Ratio, resolution
 from comparison.outcomes import Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
@@ -416,3 +417,10 @@ def test_only_a_row_without_any_result_was_not_measured_for_lack_of_memory():
 @pytest.mark.parametrize("text, ticks", [("a", 3), ("a `b` c", 3), ("a ```` b ` c", 5)])
 def test_a_code_block_is_fenced_with_more_backticks_than_it_contains(text, ticks):
     assert fenced(text) == f"{'`' * ticks}\n{text}\n{'`' * ticks}"
+
+
+def test_a_tip_of_which_one_launch_failed_is_judged_by_the_others():
+    for results, told in (([*DDP[1], "failed"], "faster"), (["failed"], "failed: signal 9")):
+        (row,) = report_of((DDP[0], results)).rows
+        tip = SimpleNamespace(row=row, ratio=Ratio(1.5, 1.4, 1.6) if row.results else None, speed=1.5)
+        assert detail_tables._tip_result(tip) == told

@@ -605,6 +605,15 @@ def test_the_figure_of_scaling():
     assert [*ideal.get_xdata()] == [*ideal.get_ydata()] == [1, 4]
 
 
+def test_the_ideal_line_begins_at_the_devices_of_the_baseline():
+    sweep = [(configuration("fsdp", values={"nproc": n}), runs("fsdp", count=n)) for n in (2, 4)]
+    (axis,) = figures.FIGURES["scaling.png"](
+        analyse(report_of((configuration("ddp"), runs("ddp", count=2)), *sweep, baseline="ddp"))
+    ).axes
+    (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
+    assert [*zip(ideal.get_xdata(), ideal.get_ydata(), strict=True)] == [(1, 0.5), (4, 2.0)]
+
+
 def test_the_figure_of_scaling_speaks_chinese():
     rows = [
         (configuration(), runs()),
