@@ -203,6 +203,11 @@ def test_the_start_up_of_simulated_rows_and_scripts_does_not_decide():
     assert choice.wall_time.kind == "epoch"
 
 
+def test_one_row_with_a_long_start_up_makes_whole_runs_decide():
+    rows = (configuration(), runs()), (configuration("ddp"), runs("ddp", startup_seconds=0.3))
+    assert analyse(report_of(*rows)).decisions[0].wall_time.kind == "run"
+
+
 def test_epochs_decide_with_their_evaluation_and_at_full_length():
     rows = long("single", 0.0, 2.0, 1.0), long("ddp", 0.0, 1.8, 3.0)  # of 1,000 images
     (choice,) = analyse(report_of(*rows, max_steps=10)).decisions

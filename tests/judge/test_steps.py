@@ -187,11 +187,8 @@ def test_late_ranks_in_some_blocks_are_a_part():
     assert LATE not in {part.name for part in make_account(pairs[:1] * 2, 1.0).parts}
 
 
-def test_the_share_of_queued_threads_is_unknown_without_records_of_every_run():
-    recorded = rank_means(run(rank(STEP_MS, queued=0.2)))
+def test_the_share_of_queued_threads_is_unknown_without_records_of_every_rank():
+    recorded, unrecorded = (rank_means(run(rank(STEP_MS, queued=share))) for share in (0.2, None))
     assert queued_share([recorded, recorded], 2).value == pytest.approx(0.1)
-    assert (
-        queued_share([recorded, []], 2)
-        is queued_share([recorded, rank_means(run(rank(STEP_MS, queued=None)))], 2)
-        is None
-    )
+    for ranks in ([], unrecorded, [*recorded, *unrecorded]):
+        assert queued_share([recorded, ranks], 2) is None
