@@ -92,7 +92,7 @@ def test_a_page_is_one_file_with_all_results(name, committed):
 def test_the_alternative_text_of_a_figure_is_its_title(committed):
     report, file = committed("compare-synthetic")
     alts = [values["alt"] for values in Page(file).every("img")]
-    best = max((entry.standing.speed_up.value for entry in analyse(report).rows if entry.standing.speed_up))
+    best = max(entry.standing.speed_up.value for entry in analyse(report).rows if entry.standing.speed_up)
     assert alts[1].startswith(f"“one process, all cores” is {best:.2f} times as fast as “one device” lenet on ")
     assert len(alts) == 3 and all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in alts)
 
@@ -248,24 +248,27 @@ def test_a_row_is_highlighted_in_all_parts(committed, browser):
 
 @needs_chromium
 def test_every_raw_time_is_shown_to_pointer_touch_and_keyboard(committed, browser):
-    browser.open(committed("compare-synthetic")[1], 360)
+    report, page = committed("compare-synthetic")
+    browser.open(page, 360)
+    (slowest,) = (row for row in report.rows if row.configuration.method == "fsdp")
+    count = sum(len(result.timed_epochs) for result in slowest.results)
     strip = ".times tr:nth-child(6) svg"  # the row with the longest times
     places = browser.ask(f"[...document.querySelectorAll('{strip} circle')].map(dot => dot.dataset.at.split(' '))")
     words = [f"FSDP ×2, gloo, block {block}, epoch {epoch}: {seconds} s" for block, epoch, seconds in places]
     seconds = [float(seconds) for *_, seconds in places]
-    assert len(words) == 8 and seconds == sorted(seconds)
+    assert len(words) == count > 3 and seconds == sorted(seconds)
     told = f"""(() => {{ const tip = document.querySelector("output"), box = tip.getBoundingClientRect();
         const above = document.querySelector("{strip}").getBoundingClientRect().top - box.bottom;
         const beside = box.left >= 0 && box.right <= innerWidth && above >= 0 && above < 10;
         return [tip.hidden ? "" : tip.textContent, tip.hidden || beside]; }})()"""
-    browser.hover(f"{strip} circle:nth-of-type(8)")
-    assert browser.ask(told) == [words[7], True]
+    browser.hover(f"{strip} circle:nth-of-type({count})")
+    assert browser.ask(told) == [words[-1], True]
     browser.point(0, 0)
     assert browser.ask(told) == ["", True]
     browser.touch(f"{strip} circle:nth-of-type(1)")
     assert browser.ask(told) == [words[0], True]
     browser.ask(f"document.querySelector('{strip}').focus()")
-    for key, place in (("ArrowRight", 1), ("End", 7), ("ArrowRight", 7), ("ArrowLeft", 6), ("Home", 0)):
+    for key, place in (("ArrowRight", 1), ("End", -1), ("ArrowRight", -1), ("ArrowLeft", -2), ("Home", 0)):
         browser.press(key)
         assert browser.ask(told) == [words[place], True]
         assert browser.ask("document.activeElement.getAttribute('aria-valuetext')") == words[place]
