@@ -14,6 +14,7 @@ from common.files.writing import atomic_write
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
 from comparison.show.plots import draw_curves, draw_memory, draw_phases, draw_speed_ups, draw_timelines
+from comparison.show.remarks import MOST_ROWS
 from comparison.show.sweep_plots import draw_map, draw_scaling, draw_sweep
 from comparison.show.terminal import fill
 from comparison.words import ENGLISH, spoken, widened
@@ -39,13 +40,15 @@ FIGURES: dict[str, Callable[[Analysis], Any]] = {
     "map.png": draw_map,  # For which models and batches is a method faster?
     "scaling.png": draw_scaling,  # How does speed grow with devices?
 }
+OF_ROWS = ("curves.png", "speed-up.png", "phases.png", "memory.png", "timeline.png")
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:
-    """Draw every figure that has data, and return the paths of the PNG files."""
+    """Draw every figure that has data and is legible with so many rows, and return the paths of the PNG files."""
     if not analysis.done:
         return []
-    drawn = ((name, draw(analysis)) for name, draw in FIGURES.items())
+    names = [name for name in FIGURES if name not in OF_ROWS or len(analysis.done) <= MOST_ROWS]
+    drawn = ((name, FIGURES[name](analysis)) for name in names)
     return [keep_figure(figure, directory / name) for name, figure in drawn if figure]
 
 

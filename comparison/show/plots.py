@@ -22,6 +22,7 @@ from comparison.words import count, join, render, say
 BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
+MOST_MARKERS = 20  # epochs: of more, the lines alone are legible
 VISIBLE = 1.0  # percentage points: accuracies that differ less are not drawn over the epochs
 
 
@@ -151,6 +152,8 @@ def draw_curves(analysis: Analysis):
     figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
     for entry, points in zip(done, accuracies, strict=True):
         style = {"markersize": 6, **style_of(analysis, entry), "label": render(entry.label)}
+        if len(points) > MOST_MARKERS:
+            style["marker"] = ""
         for axis in over_epochs:
             axis.plot(range(1, 1 + len(points)), points, **style)
         if entry in timed:

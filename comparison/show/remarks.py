@@ -12,6 +12,7 @@ from comparison.show.advice import told_apart
 from comparison.show.sentences import finding_sentence, quoted, sentence, tell_disturbed
 from comparison.words import count, join, named, say
 
+MOST_ROWS = 30  # of a comparison whose rows are drawn one by one: more are illegible
 NOISY = ("spread", "two modes", "stalled")  # warnings of runs that differ
 
 
@@ -206,6 +207,8 @@ def not_measured(report: Report) -> list[str]:
     for row in report.rows:
         if row.out_of_memory and not row.results:
             sentences.append(sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch))
+    if (rows := sum(bool(row.results) for row in report.rows)) > MOST_ROWS:
+        sentences.append(say("Figures of all rows: {n} are too many to draw one by one.", n=rows))
     if not report.environment.get("gpus"):
         sentences.append(say("Anything on a GPU: PyTorch finds none on this machine."))
     elif report.first.device == "cpu":

@@ -12,6 +12,7 @@ from common.files.results import PHASES, Span
 from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
+from comparison.show.remarks import not_measured
 from comparison.show.sweep_plots import find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
@@ -176,3 +177,22 @@ def test_every_method_has_a_distinct_look(tmp_path):
         assert len({str(getattr(look, key)) for look in looks}) == len(looks)
     file = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
     assert file.name == "synthetic-mnist-lenet-ddp-2.png" and file.stat().st_size > 1e4
+
+
+@pytest.mark.parametrize("methods, drawn", [(3, True), (4, False)])
+def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypatch, tmp_path):
+    names = ("single", "ddp", "fsdp", "pipeline")[:methods]
+    values = [{"model": model, "batch_size": size} for model in ("lenet", "mlp") for size in (16, 32, 64, 128, 256)]
+    rows = [(configuration(name, values=own, **own), runs(name, epochs=1)) for name in names for own in values]
+    monkeypatch.setattr(figures, "keep_figure", lambda figure, path: path)
+    shown = {path.name for path in figures.draw_all(analyse(report_of(*rows)), tmp_path)}
+    assert "map.png" in shown and ({"speed-up.png", "phases.png"} <= shown) == drawn == ("speed-up.png" in shown)
+    assert any("40 are too many to draw" in line for line in not_measured(report_of(*rows))) != drawn
+
+
+@pytest.mark.parametrize("epochs, marked", [(20, True), (21, False)])
+def test_the_curves_of_long_trainings_have_no_markers(epochs, marked):
+    (axis,) = figures.FIGURES["curves.png"](
+        analyse(report_of(SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))))
+    ).axes
+    assert [line.get_marker() not in ("", "None") for line in axis.get_lines()] == [True, marked]
