@@ -151,7 +151,8 @@ def _run_blocks(report, output):
     budget, guesses = report.settings["budget"], guesses_of(report)
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
-    (used, longest), pace = spent(report), 1.0
+    used, longest = spent(report)
+    pace = 1.0
     while report.left:
         block, start, before = report.left[0][0], time.perf_counter(), len(report.outcomes)
         for outcome in run_block(report, block, output.runs):
