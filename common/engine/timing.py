@@ -133,7 +133,7 @@ class PhaseTimer:
         """Start a series of phases. The time since the last mark belongs to no phase."""
         self.began = self.began or time.perf_counter()
         if self.devices and not self._joined:
-            self._stream = torch.cuda.current_stream(self.devices[0])  # once, as this takes as long as a mark
+            self._stream = torch.cuda.current_stream(self.devices[0])  # not for every mark
         self.mark("")
 
     def mark(self, name: str) -> None:

@@ -329,6 +329,15 @@ def test_a_gpu_that_waits_for_launches_is_named(busy, spans, data, epochs, share
     assert named.get("idle GPU") is None if share is None else named["idle GPU"].values["n"] == pytest.approx(share)
 
 
+def test_the_stages_of_a_network_wait_for_each_other_and_not_for_launches():
+    for method, named in (("ddp", True), ("pipeline", False)):
+        made = [run(rank(halves()), rank(halves()), devices=("cuda:0", "cuda:1"))] * 2
+        report = report_of(single(), row(method, made))
+        outcomes = [replace(one, cards=(CardUse("cuda:0", 0.5), CardUse("cuda:1", 0.4))) for one in report.outcomes]
+        causes = {cause.kind: cause for cause in analyse(replace(report, outcomes=tuple(outcomes))).rows[-1].causes}
+        assert ("idle GPU" in causes) == named and (not named or causes["idle GPU"].values["n"] == 0.5)
+
+
 def test_growing_epochs_are_named():
     def growing(*factors):
         return row("ddp", each_run(rank(halves()), rank(halves()), factors=factors))
