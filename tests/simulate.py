@@ -268,7 +268,7 @@ def check_outcome(play: Play, run: Outcome, training: Training) -> None:
         TIMEOUT if "--timeout" in play.schedule.flags else math.inf,
         play.machine.paused,
     )
-    own = STARTUP + (2 if training.is_script else sum(fate.seconds[: fate.at] if fate.what != "ok" else fate.seconds))
+    own = STARTUP + (2 if training.is_script else sum(map(fate.seconds_of, range(1, len(fate.seconds) + 1))))
     expected = play.statuses_of(training)
     if play.happened("moved", "deleted") and fate.what != "ok":
         expected |= {"failed"}  # without the log, whose last line has the cause

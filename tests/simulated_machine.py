@@ -101,6 +101,10 @@ class Fate:
     stubborn: bool = False
     leaves: bool = False
 
+    def seconds_of(self, epoch: int) -> float:
+        """Return how long an epoch takes, of which it trains half if it fails there, and none after that."""
+        return self.seconds[epoch - 1] * (1.0 if self.what == "ok" or epoch < self.at else 0.5 * (epoch == self.at))
+
     def fails_in(self, epoch: int) -> bool:
         return self.what != "ok" and epoch == self.at
 
@@ -526,9 +530,9 @@ class Machine:
         if observed:
             return (yield from self._observed(training, Path(observed), log))
         file = Path(value_of("--output", words))
-        for epoch, seconds in enumerate(fate.seconds, start=1):
+        for epoch in range(1, len(fate.seconds) + 1):
             yield from self._turn(training)
-            yield seconds * (0.5 if fate.fails_in(epoch) else 1.0)
+            yield fate.seconds_of(epoch)
             if fate.fails_in(epoch):
                 unfinished = result_of(words, row, fate.seconds[:epoch], self.cores)
                 write_result(replace(unfinished, status="failed", reason="it ended early"), file)
