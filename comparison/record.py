@@ -140,8 +140,9 @@ class Report:
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:
-        """The disturbed blocks that do not count because others were run in their place."""
-        spare = max(0, len(self.whole_blocks) - self.wanted_blocks)
+        """The disturbed blocks that do not count because others were run, and timed, in their place."""
+        timed = {run.block for run in self.outcomes if run.status == "ok"}
+        spare = max(0, len(timed.intersection(self.whole_blocks)) - self.wanted_blocks)
         return tuple(sorted(list(self.disturbed_blocks)[:spare]))
 
     @property

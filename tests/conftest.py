@@ -1,3 +1,4 @@
+import importlib
 import importlib.util
 import json
 import os
@@ -12,19 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-import common.engine.loop
-import common.engine.run
 import compare_parallel
-from common.engine.timing import Stopwatch
 from common.settings.config import parse, script_parser
 from comparison.methods import Machine
 from comparison.run import forked
 from tests.fixtures import PROJECT, child_environment, misfits, run_in_process, small
-from tests.pretended_gpus import pretended_gpus
 
-torch.set_num_threads(1)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # makes timing depend less on other programs
 # Background jobs of a shell ignore both signals, and their child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,10 +47,15 @@ def pytest_collection_modifyitems(config, items):
         others = [item for number, item in enumerate(starting) if number % 4 != chosen]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+    on_gpus = [item for item in items if "gpu" in item.keywords]
+    if on_gpus and not importlib.import_module("torch").cuda.is_available():
+        for item in on_gpus:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish():
+    if "torch" in sys.modules:  # not if only tests of the comparison were chosen
+        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
@@ -119,25 +119,14 @@ def train(project, tmp_path):
     def run(*command, **options):
         done = project(*command, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures", **options)
         assert done.returncode == 0, done.stderr
+        import torch
+
         result = json.loads(output.read_text())
         if importlib.util.find_spec("jsonschema"):
             assert not misfits(result, "run-result")
         return result, torch.load(weights, weights_only=True), done.stdout
 
     return run
-
-
-class PatientStopwatch(Stopwatch):
-    """A Stopwatch that fails if the host waits for a pretended GPU while it runs."""
-
-    def __enter__(self):
-        super().__enter__()
-        torch.cuda.set_sync_debug_mode("error")
-        return self
-
-    def __exit__(self, *_):
-        torch.cuda.set_sync_debug_mode("default")
-        super().__exit__(*_)
 
 
 @pytest.fixture
@@ -147,11 +136,14 @@ def train_on_gpus(monkeypatch, tmp_path, data_root):
     rank: run as this one of two ranks. costs: see virtual_clock.py. before() is called once the GPUs exist. Returns the
     observed gpus and, except for rank 1, result and weights.
     """
+    import torch
+
+    from tests.pretended_gpus import PatientStopwatch, pretended_gpus
     from tests.pretended_ranks import pretended_rank
 
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # restored after the test
-    monkeypatch.setattr(common.engine.loop, "Stopwatch", PatientStopwatch)
-    monkeypatch.setattr(common.engine.run, "draw_curves", lambda *_: None)
+    monkeypatch.setattr("common.engine.loop.Stopwatch", PatientStopwatch)
+    monkeypatch.setattr("common.engine.run.draw_curves", lambda *_: None)
 
     def train(script, *flags, rank=None, costs=None, before=lambda: None):
         output, weights = tmp_path / "result.json", tmp_path / "weights.pth"

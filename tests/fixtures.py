@@ -1,4 +1,4 @@
-"""Helpers shared by the tests: configurations, images, training on one device, plans and child processes."""
+"""Helpers shared by the tests, without torch: configurations, plans and child processes. See also trainings.py."""
 
 import ctypes
 import functools
@@ -12,28 +12,15 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
-from torch.utils.data import DistributedSampler
 
-from common.data import loaders
-from common.data.image_set import ImageSet
-from common.engine.checkpoint import Checkpoints
-from common.engine.loop import fit
-from common.engine.place import ParallelContext, Place
-from common.engine.step import build_loss, build_optimizer, to_device
 from common.machine.cores import share_of
-from common.models.build import Network, build_model
 from common.settings.config import RunConfig, script_parser
-from common.settings.schedules import build_schedule
 from comparison.methods import METHODS, Machine
 from comparison.plan.plan import make_plan
 from tests.reports import configuration
 
 PROJECT = Path(__file__).resolve().parent.parent
-CPU = torch.device("cpu")
 TINY = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --num-workers 0 --epochs 1".split()
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
 
@@ -104,26 +91,6 @@ def make_config(**values) -> RunConfig:
     return RunConfig(**{**defaults, "model": "lenet", "num_workers": 0, "lr_milestones": (), **values})
 
 
-def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
-    """Return images whose pixels equal their index, to recognise them in batches, or random ones."""
-    shape = (size, 28, 28) if channels == 1 else (size, 32, 32, 3)
-    images = np.arange(size, dtype=np.uint8).reshape(size, *[1] * (len(shape) - 1)) * np.ones(shape, np.uint8)
-    if random:
-        images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    labels, norm = np.arange(size) % 10, {"mean": (0.0,) * channels, "std": (1.0,) * channels, **values}
-    return ImageSet("test", images, labels, images, labels, tuple("0123456789"), **norm)
-
-
-def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelContext:
-    """Return a ParallelContext. values: its fields, or attributes of its place."""
-    place, fields = Place(devices), ParallelContext.__dataclass_fields__
-    for name in values.keys() - fields.keys():
-        setattr(place, name, values.pop(name))
-    sampler, model.scaler = sampler or DistributedSampler(range(1), 1, 0), getattr(model, "scaler", Network.scaler)
-    defaults = {"method": "single", "place": place, "sampler": sampler, "network": model, "model": model}
-    return ParallelContext(**{**defaults, **values})
-
-
 def run_in_process(monkeypatch, script: str) -> None:
     """Run a script in this process with the current sys.argv. Errors are raised."""
     monkeypatch.setattr("common.ranks.start.run_script", lambda main, as_rank=False: main())
@@ -131,72 +98,11 @@ def run_in_process(monkeypatch, script: str) -> None:
     runpy.run_path(str(PROJECT / script), run_name="__main__")
 
 
-def make_step(model, config):
-    loss_function = build_loss(config, model)
-
-    def train_step(images, labels, mark):
-        images, labels = to_device(images, CPU), labels.to(CPU)
-        mark("transfer")
-        loss = loss_function(model(images), labels)
-        mark("forward")
-        loss.backward()
-        mark("backward")
-        return loss
-
-    return train_step
-
-
-def make_sampler(image_set, config, rank=0, world_size=1, epoch=0) -> DistributedSampler:
-    sampler = DistributedSampler(image_set.train_labels, world_size, rank, seed=config.seed, drop_last=True)
-    sampler.set_epoch(epoch)
-    return sampler
-
-
-def make_loaders(image_set, config, device=CPU, rank=0, world_size=1, epoch=0, labels_only=False):
-    sampler = make_sampler(image_set, config, rank, world_size, epoch)
-    return loaders.make_loaders(image_set, config, device, sampler, labels_only)
-
-
-def fitted(config, model=None, image_set=None, earlier=(), after_epoch=lambda _: None):
-    """Train on one device and return the value of fit(). The default model is linear."""
-    model, image_set = model or nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), image_set or make_image_set()
-    sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
-    both = loaders.make_loaders(image_set, config, CPU, sampler)
-    schedule = build_schedule(optimizer, config, len(both[0]))
-    context, train_step = make_context(model, sampler=sampler), make_step(model, config)
-    return fit(context, train_step, optimizer, schedule, both, config, earlier, after_epoch)
-
-
 def learned(output):
     with open(output) as file:
         return [
             (epoch["train_loss"], epoch["test_loss"], epoch["test_accuracy"]) for epoch in json.load(file)["epochs"]
         ]
-
-
-def assert_same(value, other):
-    """Check that two checkpoints are equal, except for their records, which hold times."""
-    assert type(value) is type(other)
-    if isinstance(value, dict):
-        assert value.keys() == other.keys()
-        for name in value.keys() - {"records"}:
-            assert_same(value[name], other[name])
-    elif isinstance(value, (list, tuple)):
-        assert len(value) == len(other)
-        for left, right in zip(value, other, strict=True):
-            assert_same(left, right)
-    elif torch.is_tensor(value):
-        assert torch.equal(value, other)
-    else:
-        assert value == other
-
-
-def make_checkpoints(config, steps_per_epoch=1, content=()):
-    """Return the Checkpoints of a training of an mlp."""
-    model = build_model(replace(config, model="mlp"), make_image_set())
-    optimizer = build_optimizer(model.parameters(), config)
-    schedule = build_schedule(optimizer, config, steps_per_epoch)
-    return Checkpoints(make_context(model), optimizer, schedule, config, Namespace(), dict(content))
 
 
 def put(value, values, *path):

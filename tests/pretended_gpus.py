@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+from common.engine.timing import Stopwatch
 from tests.virtual_clock import Clock, Event
 
 CPU = torch.device("cpu")
@@ -414,6 +415,19 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             yield gpus
         finally:
             gpus = previous
+
+
+class PatientStopwatch(Stopwatch):
+    """A Stopwatch that fails if the host waits for a pretended GPU while it runs."""
+
+    def __enter__(self):
+        super().__enter__()
+        torch.cuda.set_sync_debug_mode("error")
+        return self
+
+    def __exit__(self, *_):
+        torch.cuda.set_sync_debug_mode("default")
+        super().__exit__(*_)
 
 
 def environment_with(count: int, directory: Path) -> dict[str, str]:

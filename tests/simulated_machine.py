@@ -571,13 +571,19 @@ class Machine:
         if fate.what == "stalls":
             yield math.inf
         if fate.what == "exit":
-            log.write(b"error: epoch 1: it failed; 42; try again\n")
+            say(log, "error: epoch 1: it failed; 42; try again")
             return 3
         if fate.what == OUT_OF_MEMORY:
-            log.write(b"error: epoch 1: out of memory; RuntimeError: too much; try a smaller --batch-size\n")
+            say(log, "error: epoch 1: out of memory; RuntimeError: too much; try a smaller --batch-size")
             return 1
         self.killed_for_memory += fate.what == "killed for memory"
         return -signal.SIGKILL
+
+
+def say(log, line):
+    """Append a line to a log, which the program may have closed, as the real one's descriptor is its own."""
+    with Path(log.name).open("a") as file:
+        print(line, file=file)
 
 
 def readable(files):

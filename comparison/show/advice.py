@@ -63,7 +63,10 @@ def in_short(analysis: Analysis) -> list[str]:
 def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     kind, best = decision.kind, decision.best
     if kind == "not measured":
-        return [_unequal(analysis) or say("none. Only one row was timed.")]
+        timed = any(entry.summary.runs for entry in analysis.rows)
+        return [
+            _unequal(analysis) or (say("none. Only one row was timed.") if timed else say("none. No row was timed."))
+        ]
     if kind == "none eligible":
         return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.ineligible))]
     if kind == "few runs":

@@ -21,8 +21,9 @@ from common.data.loaders import EVALUATION_BATCH
 from common.errors import MACHINE, USAGE, SuiteError
 from common.settings.config import LOADERS
 from common.settings.datasets import DATASETS
-from tests.fixtures import CPU, make_config, make_image_set, make_loaders
+from tests.fixtures import make_config
 from tests.pretended_gpus import pretended_gpus
+from tests.trainings import CPU, make_image_set, make_loaders
 
 LOADER = pytest.mark.parametrize("loader", LOADERS)
 CHANNELS = pytest.mark.parametrize("channels", [1, 3])

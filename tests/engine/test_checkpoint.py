@@ -14,17 +14,8 @@ from common.engine.checkpoint import read_checkpoint
 from common.engine.run import run
 from common.engine.step import build_optimizer
 from common.models.build import build_model
-from tests.fixtures import (
-    CPU,
-    assert_same,
-    files_of,
-    learned,
-    make_checkpoints,
-    make_config,
-    make_context,
-    make_sampler,
-    make_step,
-)
+from tests.fixtures import files_of, learned, make_config
+from tests.trainings import CPU, assert_same, make_checkpoints, make_context, make_sampler, make_step
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from common.engine.compiled import replace_network
 from common.errors import USAGE, SuiteError
 from common.models.build import Network, build_network
 from common.ranks.stages import TwoStage
-from tests.fixtures import CPU, make_config, make_context
+from tests.fixtures import make_config
 from tests.pretended_gpus import pretended_gpus
+from tests.trainings import CPU, make_context
 
 SHAPE, COMPILE = (1, 28, 28), make_config(compile=True)
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")

@@ -22,7 +22,8 @@ from common.machine import cores as machine_cores
 from common.machine.lifetime import has_launcher
 from common.ranks.replicas import SimulatedDataParallel
 from common.settings.schedules import build_schedule
-from tests.fixtures import CPU, fitted, make_config, make_context, make_step
+from tests.fixtures import make_config
+from tests.trainings import CPU, fitted, make_context, make_step
 
 EVALUATION = Evaluation(0, 1.0, 4.0, [1], [2])
 FOUR = (torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3]))

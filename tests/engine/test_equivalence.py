@@ -18,7 +18,8 @@ from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from comparison.run import equivalence
 from comparison.run.equivalence import TOLERANCE, _judge, check_equivalence
-from tests.fixtures import CPU, make_config, make_context, make_image_set, make_loaders, make_step, plan_arguments
+from tests.fixtures import make_config, plan_arguments
+from tests.trainings import CPU, make_context, make_image_set, make_loaders, make_step
 
 RANDOM = """import torch.nn.functional as F
 from torch import nn

@@ -10,8 +10,9 @@ from common.engine.timing import PhaseTimer, Stopwatch, block_seconds, synchroni
 from common.models.build import build_network
 from common.programs import probe
 from common.ranks.buckets import gradient_buckets
-from tests.fixtures import make_config, make_context, make_image_set, make_loaders
+from tests.fixtures import make_config
 from tests.pretended_gpus import pretended_gpus
+from tests.trainings import make_context, make_image_set, make_loaders
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 STEPS, CONVOLUTIONS, MATRICES, WEIGHTS = 6, 2, 3, 10  # of lenet: layers, and tensors

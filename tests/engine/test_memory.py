@@ -26,8 +26,9 @@ from comparison.show.detail_tables import memory_table
 from comparison.show.plots import draw_memory, memory_finding
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table
-from tests.fixtures import CPU, PROJECT
+from tests.fixtures import PROJECT
 from tests.reports import configuration, report_of, runs
+from tests.trainings import CPU
 
 META, MIB = torch.device("meta"), 2**20
 PARTS = {"parameters": 2 * MIB, "gradients": 2 * MIB, "optimizer state": 4 * MIB}

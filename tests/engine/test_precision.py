@@ -16,7 +16,8 @@ from common.engine.step import build_loss
 from common.errors import MACHINE, SuiteError
 from common.models.build import AUTOCAST, Network, build_model, build_network
 from common.ranks.stages import TwoStage
-from tests.fixtures import CPU, fitted, make_config, make_image_set
+from tests.fixtures import make_config
+from tests.trainings import CPU, fitted, make_image_set
 
 
 def replica(model):

@@ -12,7 +12,8 @@ import torch
 from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.errors import SuiteError
-from tests.fixtures import CPU, PROJECT, child_environment, make_config, small
+from tests.fixtures import PROJECT, child_environment, make_config, small
+from tests.trainings import CPU
 
 pytestmark = pytest.mark.process
 

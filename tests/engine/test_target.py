@@ -13,8 +13,9 @@ from comparison.show.advice import recommendations
 from comparison.show.remarks import definitions
 from comparison.show.tables import main_table
 from comparison.show.verdict import verdict
-from tests.fixtures import child, fitted, make_config
+from tests.fixtures import child, make_config
 from tests.reports import SINGLE, as_long_as_its_parts, cells, configuration, make_result, report_of, runs
+from tests.trainings import fitted
 
 
 @pytest.mark.parametrize("target, epochs", [(None, 4), (0.05, 1), (0.5, 2), (0.51, 3), (0.95, 4)])

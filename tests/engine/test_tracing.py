@@ -19,8 +19,9 @@ from comparison.results_file import read_results, write_results
 from comparison.run import session
 from comparison.show.detail_tables import rank_table
 from comparison.show.plots import draw_timelines, waiting_finding
-from tests.fixtures import assert_same, learned
+from tests.fixtures import learned
 from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
+from tests.trainings import assert_same
 
 SPANS = (
     Span(0, "step", "forward", 0.0, 2.0),

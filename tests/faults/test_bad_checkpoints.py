@@ -13,8 +13,9 @@ import torch
 from common.engine.checkpoint import FORMAT, read_checkpoint
 from common.errors import DATA, USAGE
 from common.settings.config import SCHEDULES
-from tests.fixtures import Bomb, make_checkpoints, make_config, put
+from tests.fixtures import Bomb, make_config, put
 from tests.reports import make_result
+from tests.trainings import make_checkpoints
 
 IMAGES, NETWORK = "checksum of the data set", "checksum of net.py"
 CONTENT = {IMAGES: "0123", NETWORK: "4567"}

@@ -13,7 +13,8 @@ from common.engine.compiled import has_compiler, replace_network
 from common.errors import MACHINE
 from common.machine.begin import PACKAGES
 from common.models.build import build_network
-from tests.fixtures import PROJECT, give_up_root, make_config, make_context, small
+from tests.fixtures import PROJECT, give_up_root, make_config, small
+from tests.trainings import make_context
 
 SCRIPT = "data_parallel_train.py"
 LADDER = PROJECT / "figures" / "ladder-mnist" / "results.json"

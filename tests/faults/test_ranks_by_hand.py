@@ -24,7 +24,8 @@ from common.errors import USAGE, SuiteError
 from common.ranks import agree as agreement
 from common.ranks.group import Rank
 from common.ranks.meet import find_ranks, limit_silence, of_attempt, rank_device
-from tests.fixtures import CPU, PROJECT, child_environment, make_config, make_image_set, small
+from tests.fixtures import PROJECT, child_environment, make_config, small
+from tests.trainings import CPU, make_image_set
 
 HERE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 CLUSTER = {**HERE, "RANK": "3", "WORLD_SIZE": "8"}

@@ -23,8 +23,9 @@ from common.errors import SuiteError
 from common.files.results import read_result, write_result
 from common.settings.datasets import DATASETS, Archive
 from comparison.results_file import read_results, write_results
-from tests.fixtures import assert_same, make_checkpoints, make_config
+from tests.fixtures import make_config
 from tests.reports import full_report, make_result
+from tests.trainings import assert_same, make_checkpoints
 
 
 def some_or(number):

@@ -13,7 +13,8 @@ from common.errors import MACHINE, SuiteError
 from common.machine import cores
 from common.machine.cores import SHORT_SLICE, short_slices
 from common.ranks import meet
-from tests.fixtures import CPU, HAS_SLICES, SHARES, make_config, slice_of
+from tests.fixtures import HAS_SLICES, SHARES, make_config, slice_of
+from tests.trainings import CPU
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from common.machine.environment import (
 from common.programs import check as preflight
 from common.programs.check import BAD, OK, check_all
 from comparison.run import machine
-from tests.fixtures import make_config, make_context
+from tests.fixtures import make_config
 from tests.pretended_gpus import pretended_gpus
+from tests.trainings import make_context
 
 MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\x1b[0m
 GPU0\t X \tNV18\tSYS\t0-47

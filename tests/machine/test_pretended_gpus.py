@@ -10,8 +10,8 @@ from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, synchronize
 from common.models.build import build_network
 from comparison.results_file import read_results
-from tests.fixtures import make_context
 from tests.pretended_gpus import environment_with, pretended_gpus
+from tests.trainings import make_context
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 SAME_STEPS = ("--model", "lenet", "--no-augment", "--optimizer", "sgd", "--lr", 0.05)

@@ -13,7 +13,8 @@ from common.errors import SuiteError
 from common.machine import sharing
 from common.machine.lifetime import TAG
 from common.machine.sharing import COMPARISON, TRAINING, programs, register_program, wait_for_others
-from tests.fixtures import CPU, PROJECT, child_environment, make_config
+from tests.fixtures import PROJECT, child_environment, make_config
+from tests.trainings import CPU
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 OTHER = """

@@ -16,7 +16,8 @@ from common.models.networks import BUILDERS
 from common.ranks.replicas import SimulatedDataParallel
 from common.ranks.stages import TwoStage
 from common.settings.config import MODELS
-from tests.fixtures import CPU, make_config, make_image_set
+from tests.fixtures import make_config
+from tests.trainings import CPU, make_image_set
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 

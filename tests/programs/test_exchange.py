@@ -13,8 +13,9 @@ from common.programs import exchange
 from common.programs.check import BAD, OK, check_all
 from common.programs.exchange import ALL_REDUCE, COPIES, broken_exchange
 from tests import pretended_gpus as pretended
-from tests.fixtures import CPU, alive, wait_until
+from tests.fixtures import alive, wait_until
 from tests.pretended_gpus import environment_with, pretended_gpus
+from tests.trainings import CPU
 
 pytestmark = pytest.mark.process
 

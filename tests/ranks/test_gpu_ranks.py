@@ -8,9 +8,10 @@ import torch.distributed as dist
 
 from common.models.build import build_network
 from common.programs import probe
-from tests.fixtures import make_config, make_image_set
+from tests.fixtures import make_config
 from tests.pretended_gpus import pretended_gpus
 from tests.pretended_ranks import pretended_rank
+from tests.trainings import make_image_set
 
 STEPS = 6
 COLLECTIVES = {"allreduce_", "broadcast_", "_allgather_base_", "allgather_", "barrier"}

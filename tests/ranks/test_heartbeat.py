@@ -18,7 +18,8 @@ from common.ranks import group, lost
 from common.ranks.group import Rank
 from common.ranks.lost import Heartbeat
 from common.settings.schedules import build_schedule
-from tests.fixtures import make_config, make_context, make_step
+from tests.fixtures import make_config
+from tests.trainings import make_context, make_step
 
 
 @pytest.fixture

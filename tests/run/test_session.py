@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import compare_parallel
-from common.errors import FAILED, USAGE, SuiteError
+from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError
 from common.files.checksums import CODE, code_checksum
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
@@ -405,6 +405,8 @@ def test_a_disturbed_block_is_repeated_and_only_its_failures_count(blocks, capsy
     outcomes = (replace(run, status=ends.get((run.block, run.configuration), "ok")) for run in report.outcomes)
     failed = replace(report, outcomes=tuple(outcomes))
     assert failed.set_aside == (2,) and failed.failed and "1 of 4 runs failed" in analyse(failed).rows[1].result
+    outcomes = (replace(run, status=OUT_OF_MEMORY if run.block == 4 else "ok") for run in report.outcomes)
+    assert not replace(report, outcomes=tuple(outcomes)).set_aside  # nothing was timed in its place
 
 
 def test_at_most_two_disturbed_blocks_are_repeated(blocks):

@@ -15,7 +15,8 @@ from common.data.image_set import load_image_set
 from common.machine.cores import available_cores
 from common.models.build import build_network
 from common.ranks import replicas
-from tests.fixtures import PROJECT, child_environment, make_config, make_loaders, run_in_process, small
+from tests.fixtures import PROJECT, child_environment, make_config, run_in_process, small
+from tests.trainings import make_loaders
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
 # SGD, because Adam turns rounding errors in gradients near zero into steps of full size

@@ -16,7 +16,8 @@ from common.errors import DATA, USAGE, SuiteError
 from common.models.build import block_names, build_network, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
-from tests.fixtures import ALL, make_config, make_loaders, plan_arguments, run_in_process, small
+from tests.fixtures import ALL, make_config, plan_arguments, run_in_process, small
+from tests.trainings import make_loaders
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 

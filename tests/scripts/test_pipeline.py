@@ -14,7 +14,8 @@ from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_network
 from common.ranks.pipeline import from_rows, to_rows
 from common.settings.schedules import build_schedule
-from tests.fixtures import CPU, assert_same, files_of, learned, make_config, make_context, make_image_set, make_loaders
+from tests.fixtures import files_of, learned, make_config
+from tests.trainings import CPU, assert_same, make_context, make_image_set, make_loaders
 
 EVEN = {"train_size": 480, "batch_size": 48}  # 4 micro-batches of 12 images
 UNEVEN = {"train_size": 1550, "batch_size": 767}  # 192 192 192 191, then 4 4 4 4; in the evaluation 167 167 167 166, …

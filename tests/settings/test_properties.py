@@ -19,8 +19,9 @@ from common.settings import config
 from comparison import results_file
 from comparison.methods import Machine
 from comparison.show import report
-from tests.fixtures import make_checkpoints, make_config, misfits
+from tests.fixtures import make_config, misfits
 from tests.reports import configuration, make_result, report_of, runs
+from tests.trainings import make_checkpoints
 
 hypothesis, st = map(pytest.importorskip, ("hypothesis", "hypothesis.strategies"))
 given, settings = hypothesis.given, hypothesis.settings

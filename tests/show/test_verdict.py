@@ -374,6 +374,10 @@ def test_rows_without_results_say_why():
     paragraphs = verdict(report)
     assert paragraphs[1] == "DP: skipped: needs 2 GPUs, found 1."
     assert paragraphs[2] == "DDP: 1 of 1 run failed: signal 9."
+    nothing = (recommendations(report_of((row.configuration, ["failed"]))) for row in report.rows)
+    assert [recommendations(report_of(SINGLE)), *nothing] == [
+        [f"Recommendation: none. {timed} was timed."] for timed in ("Only one row", *3 * ("No row",))
+    ]
 
 
 def test_rows_with_matching_weights_are_counted():
