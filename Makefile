@@ -1,7 +1,7 @@
 # Each target sets up the virtual environment it needs. The README lists the plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence nodes
+.PHONY: demo compare docs test test-report quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence nodes
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
@@ -15,7 +15,11 @@ test: .venv/installed-dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
 
-# Tests that start no program of the suite, in two or three minutes.
+# Tests of what a comparison plans, concludes and shows, in half a minute. They do not import torch.
+test-report: .venv/installed-dev
+	.venv/bin/python -m pytest -n 2 -m "not process" tests/judge tests/plan tests/show
+
+# Tests that start no program of the suite, in two minutes.
 quick: .venv/installed-dev
 	.venv/bin/python -m pytest -n 2 -m "not slow and not fault and not process"
 

@@ -19,6 +19,9 @@ LAYERS = (  # each may import those before it
 )
 LONG = {"common.observer.training_observer"}  # the only module allowed to exceed 300 lines
 PATTERNS = ("*.py", "common/**/*.py", "comparison/**/*.py")
+TORCHLESS = [
+    file for room in ("judge", "plan", "show") for file in PROJECT.glob(f"tests/{room}/*.py")
+]  # make test-report
 FILES = [file for pattern in PATTERNS for file in PROJECT.glob(pattern) if file.name != "__init__.py"]
 
 
@@ -67,9 +70,10 @@ def test_packages_of_the_comparison_have_few_dependencies(imports):
     assert len(inside) <= 20, sorted(inside)
 
 
-def test_comparison_never_imports_torch():
-    names = ", ".join(name for name in map(name_of, FILES) if name.startswith("comparison"))
-    code = f"import sys, compare_parallel, {names}; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("files", [FILES, TORCHLESS], ids=["the comparison", "tests"])
+def test_comparison_never_imports_torch(files):
+    names = ", ".join(name for name in map(name_of, files) if name.startswith(("compar", "tests")))
+    code = f"import sys, tests.conftest, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=PROJECT).returncode == 0
 
 

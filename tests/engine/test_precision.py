@@ -16,6 +16,7 @@ from common.engine.step import build_loss
 from common.errors import MACHINE, SuiteError
 from common.models.build import AUTOCAST, Network, build_model, build_network
 from common.ranks.stages import TwoStage
+from comparison.judge.summaries import PEAKS
 from tests.fixtures import make_config
 from tests.trainings import CPU, fitted, make_image_set
 
@@ -186,3 +187,7 @@ def test_only_tf32_rounds_convolutions_and_products(precision, rounds, monkeypat
     assert found == (rounds, rounds)
     named = {"fp32": "float32", "tf32": "float32 as TF32", "bf16": "bfloat16 autocast"}
     assert run.PRECISIONS[precision] == named[precision]
+
+
+def test_peaks_have_the_precisions_of_runs():
+    assert {name for peaks in PEAKS.values() for name in peaks} <= {*run.PRECISIONS.values()}

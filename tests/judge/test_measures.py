@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from common.engine.run import PRECISIONS
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import _fixed_share, measure
 from comparison.judge.statistics import mean_interval
-from comparison.judge.summaries import PEAKS, run_seconds, successful_runs, unsteadiness
+from comparison.judge.summaries import run_seconds, successful_runs, unsteadiness
 from comparison.show.report import write_csv
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
@@ -174,10 +173,6 @@ def test_utilisation_is_the_share_of_all_cards_peak_at_the_precision(report, mfu
     write_csv(analysis, tmp_path / "results.csv")
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert not single.get("mfu") and ddp.get("mfu") == (mfu and str(measure(report).summaries["ddp"].mfu))
-
-
-def test_peaks_have_the_precisions_of_runs():
-    assert {name for peaks in PEAKS.values() for name in peaks} <= {*PRECISIONS.values()}
 
 
 def test_the_only_timed_epoch_suffices_to_find_a_long_first_one():
