@@ -79,7 +79,7 @@ class Heartbeat:
     def __init__(self, store: dist.Store, rank: int, world_size: int):
         self.store, self.rank, self.beats = store, rank, 0
         self.keys = [f"beats-{other}" for other in range(world_size)]
-        self.progress = dict.fromkeys(range(world_size), (0, time.monotonic()))  # rank → beats, time of the last change
+        self.behind: dict[int, tuple[int, float]] = {}  # rank furthest behind → its beats, and for how many seconds
 
     def start(self) -> None:
         self.store.set(self.keys[self.rank], "0")
@@ -88,25 +88,27 @@ class Heartbeat:
     def beat(self) -> None:
         self.beats += 1
 
-    def lost_ranks(self, now: float) -> list[int]:
-        """Publish this rank's progress; return the ranks furthest behind without progress for the store's timeout.
+    def lost_ranks(self, seconds: float) -> list[int]:
+        """Publish this rank's progress; return the ranks furthest behind, without progress for the store's timeout.
 
-        Hosts run ahead of their GPUs by different numbers of batches, but a rank is never behind one it waits for.
+        seconds: since the last call. Hosts run ahead of their GPUs by different numbers of batches, but a rank is never
+        behind one it waits for.
         """
         self.store.set(self.keys[self.rank], str(self.beats))
-        for rank, text in enumerate(self.store.multi_get(self.keys)):
-            if int(text) != self.progress[rank][0]:
-                self.progress[rank] = int(text), now
-        beats = [beats for beats, _ in self.progress.values()]
+        beats = [int(text) for text in self.store.multi_get(self.keys)]
+        behind = [(rank, number) for rank, number in enumerate(beats) if number == min(beats) < max(beats)]
+        before = {rank: spent + seconds for rank, (number, spent) in self.behind.items() if (rank, number) in behind}
+        self.behind = {rank: (number, before.get(rank, 0.0)) for rank, number in behind}
         patience = self.store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
-        late = [rank for rank, (_, since) in self.progress.items() if now - since > patience]
-        return [rank for rank in late if beats[rank] == min(beats) < max(beats)]
+        return [rank for rank, (_, spent) in self.behind.items() if spent > patience]
 
     def _watch(self):
+        before = time.monotonic()
         with contextlib.suppress(RuntimeError):  # the process that held the store has ended
             while True:
                 time.sleep(HEARTBEAT_SECONDS)
-                lost = self.lost_ranks(time.monotonic())
+                before, passed = time.monotonic(), time.monotonic() - before
+                lost = self.lost_ranks(min(passed, 2 * HEARTBEAT_SECONDS))  # a suspended job does not count
                 if lost and self.rank not in lost:
                     self._end(lost)
 

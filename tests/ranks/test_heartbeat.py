@@ -26,51 +26,69 @@ from tests.trainings import make_context, make_step
 def ranks(monkeypatch):
     """Three heartbeats with a common store and a timeout of 100 s.
 
-    at(seconds, beats of each rank): add the beats; return the lost ranks at that time, as each rank sees them.
+    after(seconds, beats of each rank): add the beats; return the lost ranks, as each rank sees them.
     """
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=100))
     store = dist.PrefixStore("attempt", store)  # as in find_ranks()
     monkeypatch.setattr(lost.threading.Thread, "start", lambda thread: None)
-    monkeypatch.setattr(lost.time, "monotonic", lambda: 0.0)
     heartbeats = [Heartbeat(store, rank, 3) for rank in range(3)]
     for heartbeat in heartbeats:
         heartbeat.start()
 
-    def at(seconds, *beats):
+    def after(seconds, *beats):
         for heartbeat, number in zip(heartbeats, beats, strict=False):
             heartbeat.beats += number
         for heartbeat in heartbeats:
             heartbeat.lost_ranks(seconds)
-        return [heartbeat.lost_ranks(seconds) for heartbeat in heartbeats]
+        return [heartbeat.lost_ranks(0.0) for heartbeat in heartbeats]
 
-    return heartbeats, at
+    return heartbeats, after
 
 
 @pytest.mark.parametrize("third", [9, 6])  # pipeline stages run ahead by different numbers of batches
 def test_a_rank_that_stays_behind_is_lost_but_one_that_waits_is_not(third, ranks):
-    _, at = ranks
-    assert at(1e6) == [[]] * 3  # ranks with equal progress may compile or wait for a turn without limit
-    assert at(1e6 + 50, 9, 4, third) == [[]] * 3
-    assert at(1e6 + 150) == [[]] * 3  # exactly 100 s after the last progress
-    assert at(1e6 + 151) == [[1]] * 3
-    assert at(1e6 + 152, 0, 1) == [[]] * 3
-    assert at(1e6 + 252.5) == [[1]] * 3
+    _, after = ranks
+    assert after(1e6) == [[]] * 3  # ranks with equal progress may compile or wait for a turn without limit
+    assert after(1e6, 9, 4, third) == [[]] * 3
+    assert after(100) == [[]] * 3
+    assert after(1) == [[1]] * 3
+    assert after(1, 0, 1) == [[]] * 3
+    assert after(100) == [[]] * 3
+    assert after(0.5) == [[1]] * 3
+
+
+def test_ranks_that_go_on_after_a_pause_are_not_lost(ranks):
+    heartbeats, after = ranks
+    assert after(1e6, 1, 1, 1) == [[]] * 3
+    heartbeats[0].beats += 1  # and it looks before the others publish theirs
+    assert heartbeats[0].lost_ranks(1e6) == []
+
+
+def test_a_suspended_job_goes_on_although_a_rank_was_behind(ranks, monkeypatch):
+    heartbeats, after = ranks
+    after(0.0, 1)
+    times = iter([0.0, 1e6, 1e6])
+    monkeypatch.setattr(lost.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(lost.time, "monotonic", lambda: next(times))
+    with pytest.raises(StopIteration):
+        heartbeats[0]._watch()
+    assert heartbeats[0].behind == {1: (0, 2.0), 2: (0, 2.0)}
 
 
 def test_a_lost_rank_is_named_and_killed_and_the_waiting_rank_ends(ranks, monkeypatch, tmp_path, capsys):
-    heartbeats, at = ranks
+    heartbeats, after = ranks
     hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
         started = psutil.Process(hanging.pid).create_time()
         heartbeats[0].store.set("process-1", json.dumps([lost.socket.gethostname(), hanging.pid, started]))
-        at(1.0, 1)
+        after(1.0, 1)
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
         monkeypatch.setattr(os, "_exit", sys.exit)
         monkeypatch.setattr(lost.time, "sleep", lambda seconds: None)
-        monkeypatch.setattr(lost.time, "monotonic", lambda: 200.0)
-        at(2.0, 0, 0, 1)
+        after(1.0, 0, 0, 1)
+        after(99.5)
         with pytest.raises(SystemExit) as caught:
             heartbeats[0]._watch()
         assert caught.value.code == 1
