@@ -43,7 +43,11 @@ def build_optimizer(parameters, config: RunConfig) -> torch.optim.Optimizer:
     if config.optimizer == "adam":
         return _uncompiled(torch.optim.Adam)(parameters, fused=True, **common)
     fused, nesterov = not any(map(is_cut, parameters)), config.optimizer == "nesterov"
-    return _uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=nesterov, fused=fused, **common)
+    sgd = _uncompiled(torch.optim.SGD)(parameters, momentum=0.9, nesterov=nesterov, fused=fused, **common)
+    if fused and config.precision == "fp16":  # a fused first step that is skipped leaves uninitialised momenta (2.15)
+        for parameter in parameters:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
 
 
 def _uncompiled(optimizer):

@@ -12,7 +12,7 @@ from torch import nn
 from common.engine import run
 from common.engine import setup as process
 from common.engine.setup import check_precision
-from common.engine.step import build_loss
+from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
 from common.models.build import AUTOCAST, Network, build_model, build_network
 from common.ranks.stages import TwoStage
@@ -170,6 +170,25 @@ def test_16_bits_are_refused_if_they_are_slower(kind, own_seconds, slow, monkeyp
     with pytest.raises(SuiteError, match=message) as caught:
         check_precision(make_config(precision=kind), CPU)
     assert caught.value.exit_code == MACHINE
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "adam"])
+def test_a_first_step_of_fp16_that_is_skipped_leaves_no_momentum(optimizer):
+    model, config = nn.Linear(3, 2), make_config(optimizer=optimizer, precision="fp16", weight_decay=0.0)
+    before = copy.deepcopy(model.state_dict())
+    update, scaler = build_optimizer(model.parameters(), config), torch.amp.GradScaler("cpu")
+    scaler.scale(torch.zeros(()))
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        for gradient in (math.inf, 0.0):
+            for weight in model.parameters():
+                weight.grad = torch.full_like(weight, gradient)
+            scaler.unscale_(update)
+            scaler.step(update)
+            scaler.update()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
 @pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])
