@@ -66,7 +66,7 @@ def _frozen_statistics(block):
     norms = [module for module in block.modules() if getattr(module, "track_running_stats", False)]
     saved = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        norm.momentum, norm.num_batches_tracked = 0.0, norm.num_batches_tracked.clone()
     try:
         yield
     finally:

@@ -29,7 +29,8 @@ class RanksBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(images)
         ranks, pixels = distributed.get_world_size(), images.numel() // images.shape[1]
-        variance, mean = torch.var_mean(images, (0, 2, 3), correction=0)  # (C,)
+        exact = images.to(torch.promote_types(images.dtype, torch.float32))  # a difference of squares follows
+        variance, mean = torch.var_mean(exact, (0, 2, 3), correction=0)  # (C,)
         mean, mean_square = _Sum.apply(torch.stack([mean, variance + mean.square()])) / ranks
         variance = mean_square - mean.square()
         if self.running_mean is not None and self.running_var is not None:
@@ -42,4 +43,4 @@ class RanksBatchNorm(nn.BatchNorm2d):
                 self.running_var.lerp_(unbiased.to(self.running_var), momentum)
         scale = torch.rsqrt(variance + self.eps) * (self.weight if self.affine else 1.0)
         shift = (self.bias if self.affine else 0.0) - mean * scale
-        return torch.addcmul(shift[:, None, None], images, scale[:, None, None])
+        return torch.addcmul(shift[:, None, None], exact, scale[:, None, None]).to(images.dtype)

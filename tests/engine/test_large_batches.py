@@ -58,12 +58,13 @@ def test_a_rank_without_a_loss_accumulates_none():
 
 @pytest.mark.parametrize("name", ["vgg", "resnet8", "airbench"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_recomputing_saves_memory_and_changes_no_bit(name, precision):
+@pytest.mark.parametrize("prepare", [lambda network: network, nn.SyncBatchNorm.convert_sync_batchnorm])
+def test_recomputing_saves_memory_and_changes_no_bit(name, precision, prepare):
     images, kept = torch.randn(8, 3, 32, 32), []
 
     def trained(recompute):
         torch.manual_seed(2)  # for dropout
-        network, sizes = build_network(name, (3, 32, 32), 1, precision), []
+        network, sizes = prepare(build_network(name, (3, 32, 32), 1, precision)), []
         network.append(nn.Dropout(0.5))
         network.recompute = recompute
         with saved_tensors_hooks(lambda values: sizes.append(values.nbytes) or values, lambda values: values):
