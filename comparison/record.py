@@ -140,10 +140,21 @@ class Report:
 
     @cached_property
     def set_aside(self) -> tuple[int, ...]:
-        """The disturbed blocks that do not count because others were run, and timed, in their place."""
-        timed = {run.block for run in self.outcomes if run.status == "ok"}
-        spare = max(0, len(timed.intersection(self.whole_blocks)) - self.wanted_blocks)
-        return tuple(sorted(list(self.disturbed_blocks)[:spare]))
+        """The disturbed blocks that do not count because others were run, and timed, in their place.
+
+        A block of all rows needs another one of all rows; a later block needs enough others of each of its rows.
+        """
+        timed, whole = {run.block for run in self.outcomes if run.status == "ok"}, self.whole_blocks
+        names = {block: [name for number, name in self.order if number == block] for block, _ in self.order}
+        full = [block for block in whole if len(names[block]) == max(map(len, names.values()))]
+        spare = max(0, len(timed.intersection(full)) - self.wanted_blocks)
+        aside = [block for block in self.disturbed_blocks if block in full][:spare]
+        left = Counter(name for block in whole if block not in aside for name in names[block])
+        for block in self.disturbed_blocks:
+            if block not in full and all(left[name] > self.wanted_blocks for name in names[block]):
+                aside.append(block)
+                left.subtract(names[block])
+        return tuple(sorted(aside))
 
     @property
     def first(self) -> Planned:

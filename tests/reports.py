@@ -1,6 +1,7 @@
 """Made-up comparisons for tests, with the measurements that a test plants."""
 
 import copy
+import math
 import random
 import re
 from dataclasses import replace
@@ -353,3 +354,25 @@ def pipeline(*stages):
 
 COMPARISONS = ("compare-synthetic", "ladder-mnist", "worker-study", "micro-batches")
 ON_CIFAR10 = ("cifar10-vgg", "cifar10-resnet8")  # in English alone
+
+
+OWN = {"loader": "its own", "optimizer": "SGD", "optimizers": 1, "epochs": 3}
+OWN_PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
+
+
+def script(name, milliseconds, samples=100, **values):
+    """A row of three runs with this step time, in slices of 10, 20, 30 and 40 steps."""
+
+    def run(factor):
+        values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
+        result = make_result("script", (1.0,) * 4, phases=OWN_PHASES, class_accuracy=None, **values_of)
+        unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
+
+        def slice_of(steps):
+            seconds, epoch = factor * steps * milliseconds / 1000, result.epochs[0]
+            counts = {"epoch": steps // 10, "steps": steps, "samples": steps * samples}
+            return replace(epoch, train_seconds=seconds, **counts, **unseen)
+
+        return replace(result, epochs=tuple(map(slice_of, (10, 20, 30, 40))))
+
+    return replace(configuration("script", f"script-{name}"), label=name), [run(factor) for factor in (1.0, 1.01, 0.99)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from common.files.results import RunResult
 from comparison.judge.blocks import Table
 from comparison.judge.decision import Decision, decide
-from comparison.judge.fairness import compare_with_baselines, differences, equal_images
+from comparison.judge.fairness import compare_with_baselines, differences, equal_images, seen_differences
 from comparison.judge.measures import Measures, Resolution, block_times, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row
@@ -105,7 +105,7 @@ class Analysis:
     @property
     def same_images(self) -> bool:
         """Whether the epochs of all rows have equally many images, so that their times per epoch are comparable."""
-        return equal_images(entry.row.results[0] for entry in self.done)
+        return equal_images(entry.row.results[0] for entry in self.done if not entry.row.configuration.is_script)
 
     def ratio_to_best(self, entry: RowAnalysis) -> Ratio | None:
         """Return how many times as long a row takes as the recommended row of the same training."""
@@ -145,9 +145,10 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
     pairs = []
     for entry, other in couples:
         mine, theirs, name = entry.row.results[0], other.results[0], other.configuration.name
-        equal = equal_images((mine, theirs))
+        equal, unlike = equal_images((mine, theirs)), differences(mine, theirs, report.settings["scaling"], ("seed",))
+        if entry.row.configuration.is_script:  # its slices may have any length
+            equal, unlike = True, [*seen_differences(mine, theirs)]
         ratio = measures.asked.ratios(name, [entry.name], confidence)[0] if equal else None
-        unlike = differences(mine, theirs, report.settings["scaling"], ("seed",))
         pairs.append(Pair(entry, other, measures.summaries[name], ratio, tuple(unlike)))
     return tuple(pairs)
 

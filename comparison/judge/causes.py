@@ -176,7 +176,7 @@ def _parts_of_runs(case: Case) -> Iterator[Finding]:
 def _pays_from(case: Case, extra: float) -> Finding | None:
     """Return the number of epochs after which a faster row makes up for its longer start."""
     own, baseline, speed_up = case.summary, case.standing.baseline, case.standing.speed_up
-    if not baseline or not speed_up or speed_up.words != FASTER:
+    if not baseline or not speed_up or speed_up.words != FASTER or case.report.settings["target_accuracy"] is not None:
         return None
     other = case.summaries[baseline.configuration.name]
     saved = (own.epoch_seconds or 0.0) * ((own.images_per_second or 0.0) / (other.images_per_second or 1.0) - 1)

@@ -67,7 +67,8 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
 
 def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures) -> Decision:
     """Decide between the timed rows of one training, eligible or not."""
-    wall_time, ineligible = measures.wall_time, _ineligible(report, timed, measures)
+    wall_time = measures.per_samples if timed[0].row.configuration.is_script else measures.wall_time
+    ineligible = _ineligible(report, timed, measures)
     seconds = wall_time.means
     by_time = sorted(timed, key=lambda entry: seconds[entry.name])
     eligible = tuple(entry for entry in by_time if entry.name not in ineligible)
@@ -82,8 +83,7 @@ def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures
         return undecided("none eligible")
     if _all_cores_missing(report, timed):
         return undecided("all cores")
-    all_cores = [entry for entry in eligible[1:] if entry.row.all_cores]
-    if fastest.summary.runs < 2 or any(ratios[entry.name].low is None for entry in all_cores):
+    if fastest.summary.runs < 2 or any(ratios[entry.name].low is None for entry in eligible[1:]):
         return undecided("few runs", best=fastest)
     most = (1 + wall_time.times.equal_within) * seconds[fastest.name]
     as_good = [entry for entry in eligible if seconds[entry.name] <= most and not _proved_slower(ratios, entry)]
@@ -111,7 +111,10 @@ def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
         return False
     shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
     methods = {entry.row.configuration.method for entry in timed}
-    return shares and len(methods) > 1 and not any(entry.row.all_cores for entry in timed)
+    settings = timed[0].row.configuration.planned
+    tried = [row.configuration.planned for row in report.rows if row.all_cores and (row.results or row.out_of_memory)]
+    missing = all((one.model, one.batch_size) != (settings.model, settings.batch_size) for one in tried)
+    return shares and len(methods) > 1 and missing
 
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:

@@ -60,14 +60,16 @@ class Measures:
     """What all runs of a report show.
 
     asked: the times that rows are judged by: seconds per image or, with a target accuracy, of the whole training.
-    images: seconds per image. accuracies: percent, of the rows that learn. wall_time: decides the recommendation.
-    per_epoch: the wall time of an epoch. summaries: by configuration's name. resolution: None with too few runs.
+    images: seconds per image. accuracies: percent, of the rows that learn. wall_time: decides the recommendation, and
+    per_samples between scripts. per_epoch: the wall time of an epoch. summaries: by configuration's name. resolution:
+    None with too few runs.
     """
 
     asked: Table
     images: Table
     accuracies: Table
     wall_time: WallTime
+    per_samples: WallTime
     per_epoch: WallTime
     summaries: dict[str, Summary]
     resolution: Resolution | None
@@ -118,9 +120,10 @@ def measure(report: Report) -> Measures:
     asked = images if settings.get("target_accuracy") is None else training
     learning = [row for row in report.rows if row.learns]
     accuracies = table(learning, lambda _, result: 100 * result.epochs[-1].test_accuracy)
+    per_samples = _wall_time(PER_SAMPLES, replace(images, values=A_THOUSAND * images.values))
     per_epoch = _wall_time(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
     kind = _deciding_wall_time(report)
-    wall_time = _wall_time(kind, per_epoch.times if kind in (PER_EPOCH, PER_SAMPLES) else total)
+    wall_time = {PER_EPOCH: per_epoch, PER_SAMPLES: per_samples}.get(kind) or _wall_time(kind, total)
     means = [adjusted_means(some.values) for some in (asked, images, training, total)]
     flop = {model.model: model.flop for model in report.probe.models} if report.probe else {}
     noise = residuals(images.values)
@@ -132,9 +135,7 @@ def measure(report: Report) -> Measures:
         if modes and modes[1] < CHANCE / len(rows):
             summary = replace(summary, warnings=(*summary.warnings, Finding("two modes", {"n": modes[0]})))
         summaries[row.configuration.name] = summary
-    return Measures(
-        asked, images, accuracies, wall_time, per_epoch, summaries, _resolution(asked, len(report.rows) - 1)
-    )
+    return Measures(asked, images, accuracies, wall_time, per_samples, per_epoch, summaries, _resolution(report, asked))
 
 
 def _wall_time(kind: str, times: Table) -> WallTime:
@@ -142,9 +143,7 @@ def _wall_time(kind: str, times: Table) -> WallTime:
 
 
 def _images_of_epoch(report: Report) -> int:
-    """Return the images in a whole epoch, even if --max-steps cut the measured ones; for scripts, A_THOUSAND."""
-    if report.only_scripts:
-        return A_THOUSAND
+    """Return the images in a whole epoch, even if --max-steps cut the measured ones."""
     trained = (result.epochs[-1].samples for row in report.all_rows for result in row.results)
     return report.probe.train_images if report.probe else max(trained, default=0)
 
@@ -178,7 +177,8 @@ def _fixed_share(result: RunResult) -> float:
     return fixed / (result.startup_seconds + sum(epoch.train_seconds + epoch.evaluate_seconds for epoch in epochs))
 
 
-def _resolution(asked: Table, comparisons: int) -> Resolution | None:
+def _resolution(report: Report, asked: Table) -> Resolution | None:
+    comparisons = max(1, len(report.rows) - 1)  # one row is compared with its counterpart
     times = asked.values[:, np.isfinite(asked.values).any(axis=0)]
     deviation = residual_deviation(times) if times.size else None
     if deviation is None:

@@ -81,8 +81,9 @@ class Summary:
 
     Times are geometric means over the runs, adjusted to all blocks if some runs failed, so that the quotient of two
     rows' times is their ratio. For the time per epoch, each run counts with its mean over the epochs without the
-    warm-up; fastest and slowest are over all those epochs. asked_seconds: the time that rows are judged by (see
-    Measures). accuracies: of the runs' last epochs, 0..1; empty for a method that trains something else on purpose.
+    warm-up; fastest and slowest are over all those epochs; a script has none of the three. asked_seconds: the time that
+    rows are judged by (see Measures). accuracies: of the runs' last epochs, 0..1; empty for a method that trains
+    something else on purpose.
     phases: milliseconds per step, mean over the timed epochs of all runs.
     """
 
@@ -140,25 +141,28 @@ def summarise(
     if not seconds:
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
+    known = [name for name in epochs[0].phases.known if all(name in epoch.phases.known for epoch in epochs)]
     return Summary(
         runs=len(seconds),
         asked_seconds=asked,
-        epoch_seconds=per_image * statistics.fmean(epoch.samples for epoch in epochs),
-        fastest_epoch=min(epoch.train_seconds for epoch in epochs),
-        slowest_epoch=max(epoch.train_seconds for epoch in epochs),
+        **({} if row.configuration.is_script else _epoch_times(epochs, per_image)),
         images_per_second=1 / per_image,
         accuracies=tuple(result.epochs[-1].test_accuracy for result in row.results) if row.learns else (),
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
-        phases=PhaseTimes(
-            **{name: statistics.mean(epoch.phases.known[name] for epoch in epochs) for name in epochs[0].phases.known}
-        ),
+        phases=PhaseTimes(**{name: statistics.mean(epoch.phases.known[name] for epoch in epochs) for name in known}),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
         mfu=utilisation(row, 1 / per_image, flop),
         warnings=tuple(unsteadiness(row)),
     )
+
+
+def _epoch_times(epochs: Sequence[EpochRecord], per_image: float) -> dict[str, float]:
+    seconds = [epoch.train_seconds for epoch in epochs]
+    mean = per_image * statistics.fmean(epoch.samples for epoch in epochs)
+    return {"epoch_seconds": mean, "fastest_epoch": min(seconds), "slowest_epoch": max(seconds)}
 
 
 def _memory(results: Sequence[RunResult]) -> Memory | None:

@@ -67,7 +67,8 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
     """
     first = starts[0]
     slices = [first.all_slices[UNTIMED - 1], *(ranks for start in starts for ranks in start.slices)]
-    epochs = tuple(_epoch(number, ranks) for number, ranks in enumerate(slices, start=1))
+    known = [name for name in OBSERVED if any(rank["phases"][name] for ranks in slices for rank in ranks)]
+    epochs = tuple(_epoch(number, ranks, known) for number, ranks in enumerate(slices, start=1))
     last = slices[-1]
     devices = tuple(device for rank in last for device in rank["devices"]) or ("cpu",)
     samples, steps = sum(epoch.samples for epoch in epochs[1:]), sum(epoch.steps for epoch in epochs[1:])
@@ -109,9 +110,8 @@ def with_batch(result: RunResult, batch: int) -> RunResult:
     return replace(result, epochs=epochs, global_batch_size=batch, per_device_batch_size=part)
 
 
-def _epoch(number: int, ranks: Sequence[dict[str, Any]]) -> EpochRecord:
-    """Merge the ranks' records of a slice. A phase that no step of any rank has is unknown."""
-    known = [name for name in OBSERVED if any(rank["phases"][name] for rank in ranks)]
+def _epoch(number: int, ranks: Sequence[dict[str, Any]], known: Sequence[str]) -> EpochRecord:
+    """Merge the ranks' records of a slice. known: the phases that any step has; the others are unknown."""
     return merge(number, [_training(place, rank, known) for place, rank in enumerate(ranks)], [])
 
 

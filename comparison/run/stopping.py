@@ -49,12 +49,13 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
     into the budget, this is the last analysis, which may spend all of the error that is left.
     """
     budget, blocks = report.settings["budget"], _counted(report)
-    before, share = report.looks[-1] if report.looks else (report.wanted_blocks - 1, 0.0)
-    if budget is None or report.settings["margin"] or blocks <= before:
+    before, share = report.looks[-1] if report.looks else (report.wanted_blocks, 0.0)
+    if budget is None or report.settings["margin"] or blocks < before:
         return report
-    looked = replace(report, looks=(*report.looks, (blocks, min(1.0, max(share, used / budget)))))
+    looks = [look for look in report.looks if look[0] < blocks]  # a block in place of a disturbed one is no other look
+    looked = replace(report, looks=(*looks, (blocks, min(1.0, max(share, used / budget)))))
     if used + _seconds_of(_next_rows(looked), looked, block_seconds) > budget:
-        return replace(report, looks=(*report.looks, (blocks, 1.0)))
+        return replace(report, looks=(*looks, (blocks, 1.0)))
     return looked
 
 

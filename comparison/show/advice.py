@@ -63,10 +63,7 @@ def in_short(analysis: Analysis) -> list[str]:
 def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     kind, best = decision.kind, decision.best
     if kind == "not measured":
-        timed = any(entry.summary.runs for entry in analysis.rows)
-        return [
-            _unequal(analysis) or (say("none. Only one row was timed.") if timed else say("none. No row was timed."))
-        ]
+        return [_unequal(analysis) or _not_compared(analysis)]
     if kind == "none eligible":
         return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.ineligible))]
     if kind == "few runs":
@@ -97,6 +94,13 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if memory := best.summary.memory:
         answer.append(say("Peak memory, all devices: {x} MiB.", x=mebibytes(memory.together)))
     return answer
+
+
+def _not_compared(analysis):
+    timed = [entry for entry in analysis.done if not (entry.row.simulated or entry.row.times_only)]
+    if len(timed) > 1:
+        return say("none. No two of the timed rows train the same.")
+    return say("none. Only one row was timed.") if timed else say("none. No row was timed.")
 
 
 def _reasons(analysis, decision, names):
@@ -229,7 +233,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
             yield say("give more --epochs, or a lower --target-accuracy.")
         if any(row.out_of_memory for row in analysis.report.rows):
             yield say("give a smaller --batch-size.")
-    if kind == "not measured" and analysis.report.only_scripts:
+    if kind == "not measured" and analysis.report.only_scripts and not analysis.pairs[BEFORE]:
         yield say("add a second --script COMMAND to compare it with.")
     elif kind == "not measured" and any(row.simulated for row in analysis.report.rows):
         yield sentence("only simulated")

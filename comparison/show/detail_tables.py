@@ -26,7 +26,7 @@ def before_table(analysis: Analysis) -> Rows:
     for pair in analysis.pairs[BEFORE]:
         both = pair.summary, pair.row.summary
         times = [
-            significant(A_THOUSAND / some.images_per_second) if scripts else f"{some.epoch_seconds:.2f}"
+            significant(A_THOUSAND / some.images_per_second) if scripts else cell(some.epoch_seconds, ".2f")
             for some in both
         ]
         yield {
@@ -122,7 +122,7 @@ def memory_table(analysis: Analysis) -> Rows:
     for entry, memory in held if names else ():
         yield {
             "Method": entry.label,
-            "Time per epoch (s)": f"{entry.summary.epoch_seconds:.2f}",
+            "Time per epoch (s)": cell(entry.summary.epoch_seconds, ".2f"),
             "All devices (MiB)": mebibytes(memory.together),
             "Peak (MiB)": mebibytes(memory.peak),
             **{name.capitalize(): cell(memory.parts.get(name), mebibytes) for name in names},

@@ -5,15 +5,16 @@ of them would be far too narrow.
 """
 
 from common.words import printable
-from comparison.judge.fairness import differences
+from comparison.judge.fairness import differences, seen_differences
 from comparison.judge.measures import measure
+from comparison.judge.summaries import A_THOUSAND
 from comparison.record import Report
+from comparison.show.sentences import significant
 from comparison.show.tables import DASH, cell, lay_out
 from comparison.show.terminal import LINES, fitting
 
 # Two rows that differ in these are still compared; any other difference means different work.
 MACHINE_SETTINGS = ("torch", "device", "threads", "precision", "seed")
-HEADER = ("Method", "A (s/epoch)", "B (s/epoch)", "A ÷ B")
 NO_CLAIM = (
     "- A ÷ B: how many times as fast B was then, without an interval, as what changed on the machine between the two "
     "is part of it. To claim a difference, measure both in turns: --against."
@@ -23,14 +24,15 @@ NO_CLAIM = (
 def describe_difference(first: Report, second: Report, width: int = 80) -> str:
     """Return one screen with the rows of both reports, A and B, the ratio of their times, and other differences."""
     rows_a, rows_b = ({row.configuration.name: row for row in report.rows} for report in (first, second))
-    before, after = (measure(report).summaries for report in (first, second))
+    scripts = first.only_scripts and second.only_scripts
+    before, after = (_times(report, scripts) for report in (first, second))
     cells: list[list[str]] = []
     labels_by_remark: dict[str, list[str]] = {}
     for name in {**rows_a, **rows_b}:
         one, other = rows_a.get(name), rows_b.get(name)
         label = (one or other).label
         ratio, remark = _compare(one, other, before, after, first.settings["scaling"])
-        seconds = [cell(some[name].epoch_seconds, ".2f") if name in some else DASH for some in (before, after)]
+        seconds = [cell(some.get(name), significant if scripts else ".2f") for some in (before, after)]
         cells.append([label, *seconds, ratio])
         labels_by_remark.setdefault(remark, []).append(label)
     remarks = []
@@ -46,10 +48,19 @@ def describe_difference(first: Report, second: Report, width: int = 80) -> str:
         changed = "; ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names)
         remarks.append(f"- Different {what}: {changed or 'nothing'}.")
     opening, _ = fitting([f"A: {first.title}", f"B: {second.title}"], width, LINES)
-    table = lay_out(cells, HEADER, "plain").splitlines()
+    unit = "s/1,000 samples" if scripts else "s/epoch"
+    table = lay_out(cells, ("Method", f"A ({unit})", f"B ({unit})", "A ÷ B"), "plain").splitlines()
     notes, hidden = fitting([NO_CLAIM, *remarks], width, max(LINES - len(opening) - len(table) - 3, 4))
     more = [f"- {hidden} more, too long for a screen: see the two files."] if hidden else []
     return printable("\n".join([*opening, "", *table, "", *notes, *more]))
+
+
+def _times(report, scripts):
+    """The seconds of each row by name, per A_THOUSAND samples or per epoch, which a script does not have."""
+    summaries = measure(report).summaries
+    if not scripts:
+        return {name: summary.epoch_seconds for name, summary in summaries.items()}
+    return {name: A_THOUSAND / own.images_per_second for name, own in summaries.items() if own.images_per_second}
 
 
 def _compare(row_a, row_b, before, after, scaling):
@@ -57,9 +68,11 @@ def _compare(row_a, row_b, before, after, scaling):
     if not (row_a and row_b and row_a.results and row_b.results):
         return DASH, "not in both"
     runs, name = (row_b.results[0], row_a.results[0]), row_a.configuration.name
+    if row_a.configuration.is_script:
+        return cell(before[name] and before[name] / after[name], ".2f"), "; ".join(seen_differences(*runs))
     if unequal := differences(*runs, scaling, MACHINE_SETTINGS):
         return DASH, f"refused: {'; '.join(unequal)}"
     remarks = differences(*runs, scaling)
     for word in ("simulated", "disturbed"):
         remarks += [f"{report} {word}" for report, row in (("A", row_a), ("B", row_b)) if getattr(row, word)]
-    return f"{before[name].epoch_seconds / after[name].epoch_seconds:.2f}", "; ".join(remarks)
+    return f"{before[name] / after[name]:.2f}", "; ".join(remarks)

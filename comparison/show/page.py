@@ -70,6 +70,8 @@ def _times(analysis):
         template = "{row}, block {n}, slice {m}: {x} s per 1,000 samples"
     rows = []
     for place, entry in _rows(analysis):
+        if entry.row.configuration.is_script and not scripts:
+            continue
         dots = []
         for outcome in entry.row.outcomes:
             for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():

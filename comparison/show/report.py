@@ -125,7 +125,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "method": row.configuration.method,
         "label": row.label,
         **{name: row.configuration.values.get(name) for name in report.swept},
-        "dataset": report.settings["dataset"],
+        "dataset": None if row.configuration.is_script else report.settings["dataset"],
         "model": row.configuration.planned.model,
         "result": entry.result,
         "simulated": row.simulated,

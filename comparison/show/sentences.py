@@ -104,7 +104,7 @@ def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
     Images per second are included where the epochs of the rows differ in size.
     """
     numbers, parts = entry.summary, []
-    if analysis.report.only_scripts:
+    if entry.row.configuration.is_script:
         return say("{s:.3g} s per 1,000 samples", s=seconds_of_thousand(entry))
     if analysis.report.settings.get("target_accuracy") is not None:
         parts.append(_time_to_target(analysis, entry))
@@ -126,12 +126,12 @@ def _time_to_target(analysis, entry):
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
     """Return the times of a row and its baseline: "1.00 s instead of 2.00 s per epoch"."""
     own, other = entry.summary, baseline.summary
+    if entry.row.configuration.is_script:
+        seconds = {"s": seconds_of_thousand(entry), "t": seconds_of_thousand(baseline)}
+        return say("{s:.3g} s instead of {t:.3g} s per 1,000 samples", **seconds)
     if analysis.report.settings.get("target_accuracy") is not None:
         times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
         return say("{time}, instead of {other}", **times)
-    if analysis.report.only_scripts:
-        seconds = {"s": seconds_of_thousand(entry), "t": seconds_of_thousand(baseline)}
-        return say("{s:.3g} s instead of {t:.3g} s per 1,000 samples", **seconds)
     if not analysis.same_images:
         return say("{s:,.0f} instead of {t:,.0f} images/s", s=own.images_per_second, t=other.images_per_second)
     return say("{s:.2f} s instead of {t:.2f} s per epoch", s=own.epoch_seconds, t=other.epoch_seconds)
@@ -141,6 +141,8 @@ def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     """Return the fastest value of a sweep with its speed, or the values that are statistically tied."""
     if not sweep.fastest:
         return say("disturbed, so its times prove nothing")
+    if any(ratio.low is None for ratio in sweep.ratios):
+        return say("too few runs to tell the fastest")
     *values, last = [str(sweep.value(entry)) for entry in sweep.rows if entry in sweep.fastest]
     if values:
         return say("fastest at {values} or {value} (statistically tied)", values=join(", ", values), value=last)

@@ -103,7 +103,7 @@ def main_rows(analysis: Analysis) -> Rows:
         else:
             times = {
                 "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
-                "min–max": f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}" if row.results else None,
+                "min–max": numbers.epoch_seconds and f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}",
             }
         yield {
             "Method": named(row.configuration.label),
@@ -142,7 +142,7 @@ def answer_rows(analysis: Analysis) -> Rows:
         batch = entry.row.configuration.planned.batch_size
         values: dict[str, Any] = {
             **({"Largest batch": f"{batch:,}"} if report.fitted else {}),
-            heading: numbers.runs and significant(wall_time.means[entry.name]),
+            heading: significant(wall_time.means[entry.name]) if numbers.runs and _has(entry, wall_time) else None,
             **({BESIDE_BEST: _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
             **({"Speed ÷ before [95% CI]": _ratio_cell(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
@@ -152,6 +152,11 @@ def answer_rows(analysis: Analysis) -> Rows:
         excluded = _exclusion(analysis, entry)
         shown = dict.fromkeys(values) if excluded else values
         yield {"Method": entry.label, **shown, "Result": excluded or _conclusion(analysis, entry)}
+
+
+def _has(entry, wall_time):
+    """Whether a row has this kind of wall time. A script is only timed per sample."""
+    return wall_time.kind == PER_SAMPLES or not entry.row.configuration.is_script
 
 
 def _conclusion(analysis, entry):
@@ -168,7 +173,7 @@ def _conclusion(analysis, entry):
         return say("recommended") if entry is decision.best and decision.kind == "use" else say("fastest")
     if ratio.words == FASTER:  # the ratio is of times
         return say("slower")
-    return ratio.words if ratio.disturbed else say("tied")
+    return ratio.words if ratio.disturbed or ratio.low is None else say("tied")
 
 
 def _ratio_cell(ratio):

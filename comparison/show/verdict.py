@@ -160,10 +160,10 @@ def _paragraph(analysis, entry):
 
 def _how_fast(analysis, entry):
     row, numbers, standing = entry.row, entry.summary, entry.standing
-    time, low, high = time_asked(analysis, entry), numbers.fastest_epoch, numbers.slowest_epoch
-    own = sentence("own time", time=time, low=low, high=high, runs=count(numbers.runs, "run"))
-    if analysis.report.only_scripts:  # slices may have any number of steps
-        own = time
+    own = time_asked(analysis, entry)
+    if not row.configuration.is_script:  # whose slices may have any number of steps
+        low, high, runs = numbers.fastest_epoch, numbers.slowest_epoch, count(numbers.runs, "run")
+        own = sentence("own time", time=own, low=low, high=high, runs=runs)
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
     if row.simulated:

@@ -373,6 +373,8 @@ def test_parts_of_the_whole_run_are_separate_from_the_speed_up():
     assert (kind, cause.of, cause.wording) == ("start-up", "run", "pays")
     assert cause.values["pays"].values == pytest.approx({"s": 0.2, "n": 16, "m": 3}, rel=0.01)
     assert cause.values["what"].values["x"].value == pytest.approx(3.0)
+    target = {"target_accuracy": 0.5}  # until then, the row may need fewer epochs
+    assert causes_of(single(), ddp(*both, startup_seconds=7.0), **target)["start-up"].wording == "takes more"
     ((_, early),) = causes_of(single(), ddp(*both, startup_seconds=3.0)).items()
     assert (early.wording, early.values["x"].value) == ("takes less", pytest.approx(-1.0))
     ((kind, warm),) = causes_of(single(), row("ddp", each_run(*both, factors=(21.0, 1.0, 1.0)))).items()

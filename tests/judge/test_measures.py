@@ -11,10 +11,11 @@ from comparison.judge.analysis import analyse
 from comparison.judge.measures import _fixed_share, measure
 from comparison.judge.statistics import mean_interval
 from comparison.judge.summaries import run_seconds, successful_runs, unsteadiness
+from comparison.plan.counterparts import TWIN, counterpart
 from comparison.show.report import write_csv
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
-from tests.reports import configuration, each_epoch, make_result, report_of, runs
+from tests.reports import SINGLE, configuration, each_epoch, make_result, report_of, runs
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -133,6 +134,13 @@ def test_warnings_of_dependent_blocks_and_two_modes():
     independent, kinds = warned(modes)
     assert independent is None and "two modes" in kinds
     assert "two modes" not in warned(random.normal(0, 0.05, (30, 2)))[1]
+
+
+def test_a_row_and_its_counterpart_detect_as_much_as_two_rows():
+    (own, _), other = SINGLE, (2.1, 2.0, 1.9)
+    twin = counterpart(own, TWIN, "again", ())
+    alone, both = (analyse(report_of(SINGLE, (row, runs(seconds=other)))) for row in (twin, configuration("ddp")))
+    assert alone.resolution.differences == both.resolution.differences
 
 
 # ---- utilisation of GPUs

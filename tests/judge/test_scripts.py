@@ -1,37 +1,19 @@
 """Comparisons of user scripts: judged by the time per sample, without claims about anything unseen."""
 
-import math
+import csv
 from dataclasses import replace
 
 import pytest
 
-from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import seen_differences
 from comparison.judge.step_causes import with_loader_workers
+from comparison.plan.counterparts import BEFORE, TWIN, counterpart
+from comparison.run.observed import OBSERVED, Start, result_of
+from comparison.show.report import write_csv
+from comparison.show.tables import answer_rows, main_rows
 from comparison.show.terminal import terminal_text
-from tests.reports import configuration, make_result, markdown_of, report_of, runs
-
-OWN = {"loader": "its own", "optimizer": "SGD", "optimizers": 1, "epochs": 3}
-PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
-
-
-def script(name, milliseconds, samples=100, **values):
-    """A row of three runs with this step time, in slices of 10, 20, 30 and 40 steps."""
-
-    def run(factor):
-        values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
-        result = make_result("script", (1.0,) * 4, phases=PHASES, class_accuracy=None, **values_of)
-        unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
-
-        def slice_of(steps):
-            seconds, epoch = factor * steps * milliseconds / 1000, result.epochs[0]
-            counts = {"epoch": steps // 10, "steps": steps, "samples": steps * samples}
-            return replace(epoch, train_seconds=seconds, **counts, **unseen)
-
-        return replace(result, epochs=tuple(map(slice_of, (10, 20, 30, 40))))
-
-    return replace(configuration("script", f"script-{name}"), label=name), [run(factor) for factor in (1.0, 1.01, 0.99)]
+from tests.reports import ENVIRONMENT, OWN, configuration, make_result, markdown_of, report_of, runs, script
 
 
 def report(*rows):
@@ -102,6 +84,57 @@ def test_scripts_among_methods_have_their_own_baseline_and_decision():
     assert [(choice.trained, choice.best.label) for choice in analysis.decisions if choice.best] == [
         ("", "DDP"),
         ("your scripts", "mine"),
+    ]
+
+
+def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_path):
+    """The wall time of a script's run is that of its slices, which may have any length."""
+    ddp = configuration("ddp", per_device_batch_size=50)
+    short = [[replace(run, startup_seconds=2.0) for run in own] for own in (runs(), runs("ddp", (1.0, 1.01, 0.99)))]
+    mixed = report((configuration(), short[0]), (ddp, short[1]), script("mine", 20.0), script("ddp2", 30.0))
+    seconds = {"single": 8.0, "ddp": 6.0, "script-mine": 12.0, "script-ddp2": 10.0}
+    outcomes = (replace(run, wall_seconds=seconds[run.configuration] + run.block / 100) for run in mixed.outcomes)
+    analysis = analyse(replace(mixed, outcomes=tuple(outcomes)))
+    assert [(choice.wall_time.kind, choice.best.label) for choice in analysis.decisions] == [
+        ("run", "DDP"),
+        ("samples", "mine"),
+    ]
+    cells = {row["Method"]: row["Whole run (s)"] for row in answer_rows(analysis)}
+    assert [cells[name] is None for name in ("SINGLE", "DDP", "mine", "ddp2")] == [False, False, True, True]
+    epochs = {row["Method"]: (row["Time per epoch (s)"], row["min–max"]) for row in main_rows(analysis)}
+    assert epochs["mine"] == epochs["ddp2"] == ("–", None) and epochs["DDP"] == ("1.00", "0.99–1.01")
+    text = markdown_of(analysis, tmp_path)
+    assert "mine: the baseline, 0.2 s per 1,000 samples." in text and "SINGLE: the baseline, 2.00 s per epoch" in text
+    assert "; 0.3 s instead of 0.2 s per 1,000 samples." in text
+    write_csv(analysis, tmp_path / "results.csv")
+    written = [(row["dataset"], row["epoch_seconds"]) for row in csv.DictReader((tmp_path / "results.csv").open())]
+    assert written[2:] == [("", "")] * 2 and all(map(all, written[:2]))
+
+
+@pytest.mark.parametrize("role", [TWIN, BEFORE])
+def test_a_script_is_compared_with_its_counterpart_whatever_the_length_of_its_slices(role):
+    (own, fast), (_, slow) = script("mine", 20.0), script("mine", 30.0)
+    shorter = [replace(run, epochs=run.epochs[:3], parameters=6) for run in slow]
+    analysis = analyse(report((own, fast), (counterpart(own, role, "again", ()), shorter)))
+    (pair,) = analysis.pairs[role]
+    assert pair.ratio.value == pytest.approx(1.5) and pair.differences == ("parameters 5 instead of 6",)
+    text = terminal_text(analysis)
+    assert "A/A test of “mine”: ratio 1.50 [" in text if role == TWIN else "1.50 [" in text and "Next:" not in text
+
+
+def test_a_phase_that_only_some_slices_have_counts_in_all_of_them():
+    def slice_of(data):
+        about = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
+        about |= {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
+        phases = {name: {"data": data, "forward": 8.0}.get(name, 0.0) for name in OBSERVED}
+        times = {"seconds": 0.001 * (data + 8.0), "phases": phases, "series": [list(phases.values())]}
+        return {"steps": 1, "samples": 10, "cpu_seconds": 0.01, "queue_seconds": None, **times, **about}
+
+    header = {"first_step": 0.0, "world": 1, "torch": "2.11.0", "python": "3.11.7"}
+    start = Start([[header, *map(slice_of, (0.0, 0.0, 4.0, 0.0))]])
+    result = result_of([start], "python train.py", 1.0, ENVIRONMENT)
+    assert [epoch.phases.known for epoch in result.epochs] == [
+        {"data": data, "forward": 8.0} for data in (0.0, 4.0, 0.0)
     ]
 
 

@@ -409,6 +409,22 @@ def test_a_disturbed_block_is_repeated_and_only_its_failures_count(blocks, capsy
     assert not replace(report, outcomes=tuple(outcomes)).set_aside  # nothing was timed in its place
 
 
+def test_a_block_of_some_rows_replaces_no_block_of_all():
+    rows = [(configuration(name), runs(name, (1.0,) * 7)) for name in ("single", "ddp", "fsdp")]
+    report = report_of(*rows, repeats=None, budget=100.0)
+    report.environment["cores"] = 2
+
+    def set_aside(disturbed, blocks):
+        kept = [run for run in report.outcomes if run.block <= blocks and (run.block < 6 or run.configuration != "ddp")]
+        kept = [replace(run, foreign_cores=disturbed.get(run.block, 0.0)) for run in kept]
+        order = tuple((run.block, run.configuration) for run in kept)
+        return replace(report, outcomes=tuple(kept), order=order).set_aside
+
+    assert [set_aside({2: 0.9, 3: 0.8, 4: 0.7}, blocks) for blocks in (4, 5, 6, 7)] == [(2,), (2, 3), (2, 3), (2, 3)]
+    assert set_aside({6: 0.9}, 7) == (6,) and set_aside({2: 0.8, 4: 0.7, 6: 0.9}, 7) == (2, 4, 6)
+    assert set_aside({1: 0.9, 2: 0.8, 3: 0.8, 4: 0.7, 6: 0.9, 7: 0.9}, 7) == (1, 2, 6, 7)
+
+
 def test_at_most_two_disturbed_blocks_are_repeated(blocks):
     report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
     assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # the most disturbed
@@ -443,6 +459,8 @@ def test_a_row_that_is_decided_is_not_run_again():
     assert with_another_block(report, 85.0, 30.0) == report
     last, earlier = (look(report, used, 30.0).looks for used in (85.0, 75.0))
     assert (last, earlier) == (((3, 1.0),), ((3, 0.75),))
+    once_more = (look(replace(report, looks=((3, 0.6),)), used, 30.0).looks for used in (75.0, 85.0))
+    assert [*once_more] == [((3, 0.75),), ((3, 1.0),)]  # after a block in place of a disturbed one
     disturbed = [replace(run, foreign_cores=1.0 if run.block == 2 else 0.0) for run in report.outcomes]
     again = with_another_block(replace(report, outcomes=tuple(disturbed)), 40.0, 30.0)
     assert {*again.order[len(report.order) :]} == {(4, "single"), (4, "ddp"), (4, "fsdp")}

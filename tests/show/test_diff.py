@@ -9,7 +9,7 @@ from comparison.results_file import read_results
 from comparison.show.diff import describe_difference
 from comparison.show.terminal import LINES
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, report_of, row_of, runs
+from tests.reports import DDP, SINGLE, configuration, report_of, row_of, runs, script
 
 NO_CLAIM = "To claim a difference, measure both in turns: --against."
 
@@ -45,6 +45,17 @@ def test_other_work_is_refused_and_another_machine_is_only_mentioned(changed, wo
     other = [replace(result, **{**changed, "config": config}) for result in SINGLE[1]]
     text = describe_difference(report_of(SINGLE), report_of((configuration(), other)), 200)
     assert re.search(words, text), text
+
+
+def test_scripts_are_compared_by_samples():
+    """Their slices have any number of steps."""
+    own, before = script("mine", 20.0)
+    after = [replace(run, epochs=run.epochs[:3], parameters=6) for run in script("mine", 40.0)[1]]
+    text = describe_difference(report_of((own, before)), report_of((own, after)), 200)
+    assert re.search(r"A \(s/1,000 samples\).*\nmine +0.200 +0.400 +0.50\n", text), text
+    assert "every row: parameters 6 instead of 5." in text
+    mixed = describe_difference(report_of(SINGLE, (own, before)), report_of(SINGLE, (own, after)), 200)
+    assert re.search(r"mine +– +– +–\n", mixed), mixed
 
 
 def test_what_does_not_fit_on_the_screen_is_counted():

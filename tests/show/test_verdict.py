@@ -14,6 +14,7 @@ from comparison.show.advice import recommendations as advised
 from comparison.show.detail_tables import sweep_tables
 from comparison.show.sections import sections
 from comparison.show.sentences import finding_sentence, tell_disturbed
+from comparison.show.tables import answer_rows
 from comparison.show.terminal import terminal_text
 from tests.reports import DDP, ENVIRONMENT, SINGLE, configuration, report_of, runs
 
@@ -236,6 +237,20 @@ def test_a_recommendation_with_a_tie_and_an_exclusion():
     assert advice.startswith("Recommendation: use “SINGLE”: 2.50 s per epoch with evaluation. It is statistically tied")
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_nothing_is_tied_without_an_interval(count):
+    analysis = analyse(report_of((configuration(), runs(seconds=(6.0, 6.1)[:count])), (ddp(), two((2.0, 2.1)[:count]))))
+    (advice,) = advised(analysis)
+    assert advice.startswith("Recommendation: none.") and "tied" not in terminal_text(analysis)
+    assert [row["Result"] for row in answer_rows(analysis)] == ["fastest", "no interval: too few runs"]
+    rows = [
+        (configuration(values={"num_workers": n}, num_workers=n), runs(seconds=(8.0 / n,), workers_per_process=n))
+        for n in (1, 2, 4)
+    ]
+    swept = [text for text in verdict(report_of(*rows)) if text.startswith("Sweep")]
+    assert swept == ["Sweep of workers, “SINGLE”: too few runs to tell the fastest."]
+
+
 def test_the_simplest_of_several_tied_rows():
     rows = [(configuration(method), runs(method, FAST, count=2)) for method in ("dp", "ddp", "fsdp")]
     (advice,) = recommendations(report_of(SINGLE, *rows))
@@ -287,6 +302,8 @@ def test_a_cpu_needs_a_row_with_one_process_on_all_cores(rows):
     (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
     assert advice.startswith("Recommendation: none. One process with all cores may be faster than any of these")
     assert "“DDP” is the fastest: 1.50 s per epoch with evaluation." in advice
+    without = of_two_cores(SINGLE, (ddp(), two()), (whole(None)[0], ["out of memory"]))
+    assert recommendations(without)[0].startswith("Recommendation: use “DDP”")
     (advice,) = recommendations(report_of(SINGLE, (ddp(), two())))  # on one core, one device has all of them
     assert advice.startswith("Recommendation: use “DDP”")
 
