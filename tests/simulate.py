@@ -171,7 +171,7 @@ class Play:
         for number, events in enumerate(self.schedule.sessions):
             resumes = self.file.exists() and number not in self.schedule.anew
             probed = resumes and read_results(self.file).probe
-            earlier = self.kept, self.first, self.file.read_bytes() if self.kept else None
+            earlier = self.kept, self.first, self.file.read_bytes() if self.file.exists() else None
             if not resumes:
                 self.kept, self.first = {}, len(self.machine.trained)
             self.session = len(self.machine.trained)
@@ -180,7 +180,7 @@ class Play:
             self.seen += [f"exit code {ended[0]}", *(what for _, what in self.machine.happened)]
             self.found.unless(not (probed and "probe" in self.machine.asked), "the machine was probed again")
             report = read_results(self.file) if self.file.exists() else None
-            if not resumes and earlier[0]:
+            if not resumes:
                 self._check_earlier(*earlier)
             check_end(self, report, *ended)
             if report:
@@ -206,10 +206,10 @@ class Play:
         return {STATUS.get(what, "failed"), *([OUT_OF_MEMORY] if what == "killed" and kernel else [])}
 
     def _check_earlier(self, kept, first, content):
-        """The earlier comparison is kept in a directory of its own, or still in place."""
-        if self.file.exists() and self.file.read_bytes() == content:
+        """The earlier comparison is still in place or, if a run of it had finished, kept in a directory of its own."""
+        if content and self.file.exists() and self.file.read_bytes() == content:
             self.kept, self.first = kept, first
-        elif not self.happened("deleted"):
+        elif kept and not self.happened("deleted"):
             kept = [file.read_bytes() for file in self.place.glob("*/earlier-*/results.json")]
             self.found.unless(content in kept, "earlier runs are lost")
 
