@@ -2,7 +2,7 @@
 
 A step ends when the optimizer that stepped first steps again. Whatever happens between model.eval() and model.train(),
 or without gradients, is evaluation and belongs to no step. Samples are counted in the batches of a DataLoader, or in
-the network's first argument if there is none.
+the network's first argument if there is none, or if steps use a batch again.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import sys
+import threading
 import time
 import weakref
 
@@ -19,6 +20,7 @@ TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with th
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
 RING = 500  # last steps of a slice that are kept individually
 LOOKS = 3  # steps until the networks that the script calls, and the last gradient, are known
+FORGOTTEN = 100  # updates by others after which the first optimizer is no longer used, although it exists
 
 
 def sample_count(batch):
@@ -28,6 +30,13 @@ def sample_count(batch):
         return int(shape[0]) if len(shape) else 0
     parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
     return next((count for count in map(sample_count, parts) if count), 0)
+
+
+def samples_of(counts):
+    """Return the samples of some steps, given those that each step fetched, and those that the network got."""
+    if all(data == forward for data, forward in counts if data):
+        return sum(forward for _, forward in counts)
+    return sum(data for data, _ in counts)  # the network gets several samples for one, or parts of it
 
 
 def opaque(function):
@@ -60,12 +69,17 @@ class Observer:
         self.outer_phase, self.backward_depth = "rest", 0  # outer_phase: of the time between the other hooks
         self.evaluation_start = self.fetch_start = None  # indices into marks
         self.dataset = 0
-        self.iterator, self.evaluates, self.trains = lambda: None, False, False  # of the latest batch, and its use
+        self.iterator, self.evaluates = lambda: None, False  # of the latest batch, and its use
+        self.recent, self.training = (
+            weakref.WeakSet(),
+            weakref.WeakSet(),
+        )  # iterators: since the last backward pass; all
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
-        self.optimizers, self.step_optimizer = [], lambda: None  # step_optimizer: its steps are counted
+        self.thread = None  # that trains; others may prefetch
+        self.optimizers, self.step_optimizer, self.others = [], lambda: None, 0  # step_optimizer: its steps are counted
         self.network_hooks, self.gradient_hooks, self.last_gradient = [], [], None
         self.current_network, self.sample_network = None, lambda: None  # sample_network: its samples are counted
-        self.called_networks = weakref.WeakSet()
+        self.called_networks, self.hooked = weakref.WeakSet(), weakref.WeakSet()
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
         self.trained = self.to_skip = self.slice_steps = self.settle_after = 0  # numbers of steps
         self.loader_seconds = 0.0  # how long to time the loader alone after a slice
@@ -91,20 +105,33 @@ class Observer:
 
     @opaque
     def start_loader(self, start, loader):
-        self.mark(self.outer_phase)
+        if not self.prefetches():
+            self.mark(self.outer_phase)
         iterator = start(loader)
         self.loaders[iterator] = loader
-        self.mark("data")
+        if not self.prefetches():
+            self.mark("data")
         return iterator
+
+    def prefetches(self):
+        """Return whether this thread is not the one that trains. What it does meanwhile is no part of a step."""
+        return self.thread not in (None, threading.get_ident())
+
+    def trains(self):
+        """Return whether the latest batch is from a loader that is used for training."""
+        return self.iterator() in self.training
 
     @opaque
     def fetch(self, fetch, iterator):
+        if self.prefetches():
+            return fetch(iterator)
         if iterator is not self.iterator():
             self.drop_unused_batch(iterator)
-            self.iterator, self.evaluates, self.trains = weakref.ref(iterator), False, False
-        self.evaluates = not self.trains and (self.evaluates or not self.torch.is_grad_enabled())
+            self.iterator, self.evaluates = weakref.ref(iterator), False
+        self.evaluates = not self.trains() and (self.evaluates or not self.torch.is_grad_enabled())
         self.mark(self.outer_phase)
         if self.evaluates:
+            self.recent.discard(iterator)
             self.pause(len(self.marks))
             return fetch(iterator)
         self.unpause()
@@ -112,8 +139,10 @@ class Observer:
         try:
             batch = fetch(iterator)
         except StopIteration:
+            self.recent.discard(iterator)
             self.mark("data")
             raise
+        self.recent.add(iterator)
         self.fetch_start = start if self.fetch_start is None else self.fetch_start
         self.mark("data", sample_count(batch))
         return batch
@@ -121,7 +150,7 @@ class Observer:
     def drop_unused_batch(self, iterator):
         """Do not count a batch that a script only inspects before it iterates over the same data again."""
         before, self.dataset = self.dataset, id(iterator._dataset)
-        if self.fetch_start is not None and before == self.dataset:
+        if self.fetch_start is not None and before == self.dataset and not self.trains():
             fetched = self.marks[self.fetch_start :]
             if all(phase != "forward" for phase, *_ in fetched):
                 self.marks[self.fetch_start :] = [(phase, mark, 0) for phase, mark, _ in fetched]
@@ -131,7 +160,7 @@ class Observer:
         if self.backward_depth or self.current_network is not None or self.torch.compiler.is_compiling():
             return  # compiled code cannot be split: its forward pass counts as "rest"
         if not self.torch.is_grad_enabled():
-            if not self.trains:
+            if not self.trains():
                 self.evaluates = True
                 self.mark(self.outer_phase)
                 self.pause(len(self.marks) if self.fetch_start is None else self.fetch_start)
@@ -155,7 +184,8 @@ class Observer:
             self.unpause()
             self.evaluation_start = self.fetch_start = None
             self.gradients_done = self.evaluates = False
-            self.trains = self.iterator() is not None
+            self.training.update(self.recent)
+            self.recent.clear()
             self.mark(self.outer_phase)
         self.backward_depth += 1
         try:
@@ -196,15 +226,20 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer_phase = "rest"
-        if first := self.step_optimizer() is None:
+        if first := self.step_optimizer() is None or self.others == FORGOTTEN:
             self.step_optimizer = weakref.ref(optimizer)
+        steps = optimizer is self.step_optimizer()
+        self.others = 0 if steps else self.others + 1
+        if first and not self.file:
+            self.thread = threading.get_ident()
             self.find_rank(optimizer)
         if not any(optimizer is known() for known in self.optimizers):
-            self.optimizers.append(weakref.ref(optimizer))
+            self.optimizers = [known for known in self.optimizers if known() is not None] + [weakref.ref(optimizer)]
             self.watch(optimizer)
-        if first:
+            self.mark("")  # the observer's own time
+        if first and not self.file:
             self.begin()
-        elif optimizer is self.step_optimizer():
+        elif steps:
             self.end_step()
 
     # ---- what is trained
@@ -234,15 +269,19 @@ class Observer:
         for network in owners:
             devices = getattr(network, "device_ids", None) or ()
             self.devices += [f"cuda:{n}" if isinstance(n, int) else str(n) for n in devices]
-            if id(network) not in inside and not network._compiled_call_impl:
+            if id(network) not in inside and network not in self.hooked and not network._compiled_call_impl:
+                self.hooked.add(network)
                 before = network.register_forward_pre_hook(self.before_forward, with_kwargs=True)
                 after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
                 self.network_hooks.append((network, before, after))
         self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        self.about["parameters"] += sum(p.numel() for p in parameters)
+        alive = [known() for known in self.optimizers]
+        self.about["parameters"] = sum(
+            p.numel() for some in alive for group in some.param_groups for p in group["params"]
+        )
         self.about["dtype"] = self.about["dtype"] or str(parameters[0].dtype).replace("torch.", "")
         self.about["optimizer"] = self.about["optimizer"] or type(optimizer).__name__
-        self.about["optimizers"] += 1
+        self.about["optimizers"] = len(alive)
         self.settle_after = self.trained + LOOKS
         if self.world > 1:
             for p in parameters:
@@ -256,6 +295,7 @@ class Observer:
             if network in self.called_networks:
                 self.change.network(network, optimizers)
             else:
+                self.hooked.discard(network)
                 for hook in hooks:
                     hook.remove()
         self.network_hooks = []
@@ -314,9 +354,9 @@ class Observer:
         self.synchronize()
         self.recording = False
         cpu, queued = time.process_time() - self.cpu, queue_seconds()
-        series, samples, start, before = [], {"data": 0, "forward": 0}, 1, self.marks[0][1]
+        series, counts, start, before = [], [], 1, self.marks[0][1]
         for end in self.ends:
-            step = dict.fromkeys(PHASES, 0.0)
+            step, samples = dict.fromkeys(PHASES, 0.0), {"data": 0, "forward": 0}
             for phase, mark, count in self.marks[start:end]:
                 if phase:
                     step[phase] += self.milliseconds(before, mark)
@@ -325,11 +365,12 @@ class Observer:
                 before = mark
             start = end
             series.append([step[phase] for phase in PHASES])
+            counts.append((samples["data"], samples["forward"]))
         totals = {phase: sum(step[column] for step in series) for column, phase in enumerate(PHASES)}
         record = {
             "steps": len(series),
             "seconds": sum(totals.values()) / 1000,
-            "samples": samples["data"] or samples["forward"],
+            "samples": samples_of(counts),
             "phases": totals,
             "series": series[-RING:],
             "cpu_seconds": cpu,
@@ -404,7 +445,8 @@ class Observer:
 
     def synchronize(self):
         for device in self.devices if self.device else ():
-            self.torch.cuda.synchronize(device)
+            if device.startswith("cuda"):
+                self.torch.cuda.synchronize(device)
 
     def write(self, record):
         with open(self.file, "a") as file:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.errors import OUT_OF_MEMORY
+from common.observer.training_observer import samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
@@ -53,6 +54,9 @@ def one_slice(monkeypatch):
         ("closure", {}),
         ("looks at a batch", {"data": 10 / 6}),  # one more batch per epoch
         ("two optimizers", {"forward": 20, "backward": 15, "update": 5}),
+        ("new optimizers", {}),  # one per epoch, which is a slice
+        ("two loaders", {"data": 10, "rest": 20}),  # one of them for a forward pass without gradients
+        pytest.param("prefetches", {"data": -10}, marks=pytest.mark.slow),
         ("accumulation", {"data": 10, "forward": 20, "backward": 15, "rest": 5}),
         pytest.param("changes directory", {}, marks=pytest.mark.slow),
         pytest.param("compiled", {}, marks=pytest.mark.slow),
@@ -71,16 +75,30 @@ def test_each_style_has_the_right_phases_without_evaluation(style, more, tmp_pat
     outcome = train(f"{style}' '{tmp_path}", tmp_path)
     assert outcome.status == "ok", outcome.reason
     (epoch,) = outcome.result.timed_epochs
-    batch = 8 if style in ("accumulation", "scaler") else 4
+    batch = 8 if style in ("accumulation", "scaler", "two loaders") else 4
     assert (epoch.steps, epoch.samples, outcome.result.global_batch_size) == (6, 6 * batch, batch)
     for name, milliseconds in KNOWN.items():
         expected = milliseconds + more.get(name, 0)
         found = getattr(epoch.phases, name) or 0.0
         assert expected - 0.1 <= found <= expected + TOLERANCE, (name, epoch.phases)
-    assert outcome.result.config["optimizers"] == 1 + (style == "two optimizers")
+    optimizers = 1 + (style == "two optimizers")
+    assert (outcome.result.config["optimizers"], outcome.result.parameters) == (optimizers, 4 * optimizers)
     if style in ("plain", "list"):
         loader = outcome.result.config["loader_milliseconds"]
         assert loader is None if style == "list" else 10 <= loader <= 10 + TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "counts, samples",
+    [
+        (7 * [(8, 8)] + 13 * [(0, 8)], 160),  # itertools.cycle() replays the first pass
+        ([(32, 8), (0, 8), (0, 8), (0, 8)], 32),  # a chunk for several steps
+        (3 * [(8, 16)], 24),  # two views of an image
+        (3 * [(0, 8)], 24),  # no DataLoader
+    ],
+)
+def test_samples_are_counted_where_batches_are_used_again(counts, samples):
+    assert samples_of(counts) == samples
 
 
 @pytest.mark.slow

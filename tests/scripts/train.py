@@ -8,9 +8,11 @@ Milliseconds per step: data 10, forward 20, backward 15, update 5, the script's 
 import importlib.util
 import itertools
 import os
+import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 importlib.util.find_spec("torch")  # some libraries check for torch and import it later
@@ -28,7 +30,7 @@ torch.set_num_threads(1)
 
 class Slow(Dataset):
     def __len__(self):
-        return IMAGES
+        return IMAGES * (100 if style == "two loaders" else 1)
 
     def __getitems__(self, places):
         time.sleep(DATA)
@@ -84,6 +86,19 @@ def batches():
         yield from (tuple(batch.values()) for batch in DataLoader(Stream(), batch_size=None))
     else:
         yield from DataLoader(slow, BATCH, num_workers=2 if style == "workers" else 0)
+
+
+def prefetched(batches):
+    """Yield batches that another thread loads."""
+    loaded = queue.Queue(maxsize=2)
+
+    def load():
+        for batch in batches:
+            loaded.put(batch)
+        loaded.put(None)
+
+    threading.Thread(target=load, daemon=True).start()
+    yield from iter(loaded.get, None)
 
 
 def evaluate(network):
@@ -272,7 +287,14 @@ def main():
     for epoch in itertools.count():
         if style == "looks at a batch":
             next(iter(DataLoader(slow, BATCH)))
-        for number, (images, labels) in enumerate(batches()):
+        if style == "new optimizers":
+            optimizer = SlowSGD(network.parameters(), 0.01)
+        unlabelled = iter(DataLoader(slow, BATCH))  # the same images, for a long epoch
+        for number, (images, labels) in enumerate(prefetched(batches()) if style == "prefetches" else batches()):
+            if style == "two loaders":
+                others, _ = next(unlabelled)
+                with torch.no_grad():
+                    network(others)
             if style == "closure":
                 closure_step(network, optimizer, images, labels)
             elif style == "scaler":
