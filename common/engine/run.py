@@ -142,7 +142,7 @@ class _Run:
                 turns.waited_seconds += warm_clocks(gpus)
             if epoch == first + 1:
                 self._reset_peaks()  # in the first epoch, cuDNN tries algorithms with larger workspaces
-            progress.begin(epoch)
+            progress.begin(epoch, partial_epoch.steps if partial_epoch and epoch == first else 0)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
         records, evaluations = fit(
