@@ -52,6 +52,7 @@ OTHERS = ("second", "second resumes", "shown", "moved", "deleted")  # what other
 KEPT = ("ok", OUT_OF_MEMORY)
 TIMEOUT = 8.0
 MOST = 5  # findings, after which it ends
+PROGRESS = 1000  # schedules between lines about its progress
 
 
 @dataclass(frozen=True)
@@ -440,6 +441,8 @@ def main() -> None:
                 break
             one = play(seed, Path(directory))
             seen.update(["schedules", *one.seen])
+            if seen["schedules"] % PROGRESS == 0:
+                print(f"{seen['schedules']} schedules, {findings} findings", flush=True)
             if one.found or arguments.schedules == 1:
                 texts = [text.replace(directory, "") for _, *ended in one.shown for text in ended]
                 print(one.schedule, *one.machine.log, *texts, sep="\n")
