@@ -2,7 +2,7 @@
 
     python benchmarks/published.py
 
-The projection of compare_parallel.py --project, fed with what published.toml says of 7 systems: one device's step, the
+The projection of compare_parallel.py --project, fed with what published.toml says of 8 systems: one device's step, the
 links, the network's layers. Nothing was fitted to the results. Where a source is silent, this was assumed before the
 comparison: the network carries 78% of its nominal speed with RDMA and 55% over TCP, the links in a machine 80%, a
 message takes 3.4 µs in a machine and 9.6 µs between machines (NCCL 2.10, src/graph/tuning.cc), and a rank's step varies

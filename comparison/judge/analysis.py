@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.files.results import RunResult
 from comparison.judge.blocks import Table
@@ -12,7 +12,7 @@ from comparison.judge.fairness import compare_with_baselines, differences, equal
 from comparison.judge.measures import Measures, Resolution, block_times, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row
-from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.statistics import FASTER, SLOWER, Ratio, any_reference
 from comparison.judge.summaries import Summary
 from comparison.outcomes import Outcome
 from comparison.plan.counterparts import BEFORE, TWIN
@@ -162,12 +162,16 @@ def _find_sweeps(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> t
         for entry in rows:
             if name in entry.row.configuration.values and entry.row.results and not entry.row.simulated:
                 groups.setdefault((name, entry.row.series(name)), []).append(entry)
-    return tuple(_sweep(name, entries, asked) for (name, _), entries in groups.items() if len(entries) > 1)
+    swept = [(name, entries) for (name, _), entries in groups.items() if len(entries) > 1]
+    return tuple(_sweep(name, entries, asked, len(swept)) for name, entries in swept)
 
 
-def _sweep(name: str, entries: list[RowAnalysis], asked: Table) -> Sweep:
-    ratios = asked.ratios(entries[0].name, [entry.name for entry in entries[1:]])
+def _sweep(name: str, entries: list[RowAnalysis], asked: Table, sweeps: int) -> Sweep:
+    """Return a sweep. Its ratios to the fastest row, and those to the first one, each hold in all sweeps together."""
+    confidence = 1 - (1 - asked.confidence) / sweeps
+    ratios = asked.ratios(entries[0].name, [entry.name for entry in entries[1:]], confidence)
     disturbed = any(entry.row.disturbed for entry in entries)
+    asked = replace(asked, confidence=any_reference(asked.confidence, len(entries), sweeps))
     fastest = [] if disturbed else _tied_for_fastest(entries, asked)
     return Sweep(name, tuple(entries), tuple(ratio.inverse for ratio in ratios), tuple(fastest))
 

@@ -60,6 +60,15 @@ class _Fit:
         covariance = 2 * of_column.T @ spread**2 @ of_column + 2 * shared * np.diag(variances**2)
         return variances, solve @ covariance @ solve
 
+    def variance(self, weights: Array) -> tuple[float, float]:
+        """Return the variance of a difference, and its degrees of freedom: F. E. Satterthwaite's, at least 1.
+
+        weights: of each column's variance. Source: Biometrics Bulletin 2, 1946.
+        """
+        variances, errors = self.variances
+        variance, error = float(weights @ variances), float(weights @ errors @ weights)
+        return variance, max(1.0, 2 * variance**2 / error) if error else self.freedom
+
 
 def _fit(values: Array) -> _Fit:
     """Fit columns and blocks by least squares. The blocks' effects add up to 0, also among columns without a common
@@ -102,22 +111,20 @@ def ratios(
     given confidence.
 
     Randomised blocks of logarithms: time = column x block x noise, by least squares, so blocks may have holes. Each
-    column has its own noise (see `_Fit.variances`). The degrees of freedom of a difference's variance are F. E.
-    Satterthwaite's (Biometrics Bulletin 2, 1946), and the interval is C. W. Dunnett's (Journal of the American
+    column has its own noise (see `_Fit.variances`), and the interval is C. W. Dunnett's (Journal of the American
     Statistical Association 50, 1955). It is None with fewer than two degrees of freedom, or fewer than two blocks with
     both columns. benchmarks/false_alarms.py measures the coverage.
     """
     logs = np.log(times)
     fit, results = _fit(logs), []
     noise = fit if noise_blocks is None else _fit(logs[:noise_blocks])
-    contrasts, (variances, errors) = fit.contrasts(reference, others), noise.variances
+    contrasts = fit.contrasts(reference, others)
     correlation = _least_correlation(contrasts)
     for other, weights in zip(others, contrasts**2 @ fit.of_column, strict=True):
         centre, low, high = float(fit.means[reference] - fit.means[other]), None, None
         common_blocks = np.isfinite(noise.values[:, [reference, other]]).all(axis=1).sum()
         if noise.freedom >= 2 and common_blocks >= 2:
-            variance, error = float(weights @ variances), float(weights @ errors @ weights)
-            freedom = max(1.0, 2 * variance**2 / error) if error else noise.freedom
+            variance, freedom = noise.variance(weights)
             margin = min(WIDEST, _critical_value(len(others), freedom, confidence, correlation) * math.sqrt(variance))
             low, high = math.exp(centre - margin), math.exp(centre + margin)
         results.append(Ratio(math.exp(centre), low, high))
@@ -167,14 +174,14 @@ class Table:
     def difference(self, first: str, second: str, confidence: float) -> tuple[float, float, float]:
         """Return how far the mean of one column is above another's, and the bounds of Student's interval.
 
-        Randomised blocks: value = column + block + noise, with the same variance in all columns. The bounds are
-        infinite if there is no estimate of the noise.
+        Randomised blocks: value = column + block + noise, with the noise and the degrees of freedom of `ratios`. The
+        bounds are infinite if there is no estimate of the noise.
         """
         fit, one, other = _fit(self.values), self.columns.index(first), self.columns.index(second)
         difference, margin = float(fit.means[one] - fit.means[other]), math.inf
         if fit.freedom:
-            spread = float((fit.contrasts(one, [other]) ** 2).sum())
-            margin = t_quantile(fit.freedom, confidence) * math.sqrt(spread * fit.squares.sum() / fit.freedom)
+            variance, freedom = fit.variance(fit.contrasts(one, [other])[0] ** 2 @ fit.of_column)
+            margin = t_quantile(freedom, confidence) * math.sqrt(variance)
         return difference, difference - margin, difference + margin
 
 

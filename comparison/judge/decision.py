@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from comparison.judge.fairness import NOT_SHOWN, differences, exempt, less_accurate, shown_less_accurate
 from comparison.judge.measures import WHOLE_RUN, Measures, WallTime
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.statistics import FASTER, SLOWER, Ratio, any_reference
 from comparison.methods import method_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, TRIED, Row
@@ -21,11 +21,12 @@ class Decision:
 
     kind: "use"; or why there is no recommendation: "not measured", "disturbed", "all cores" (no time for one process on
     all cores), "few runs", "own batches" (all rows have different ones), "none eligible" (no row is eligible).
-    wall_time: decides. trained: the swept values that make it a separate training, in words. best: the recommended row
-    or, with few runs, the fastest. ratios: by name, how many times as long as `best` (or else the fastest) each timed
-    row takes. eligible: the eligible rows, the fastest first. tied: those, without `best`, that are not proved to take
-    longer. ineligible: by name, why a row is not eligible. later: a row that is faster than `best` from start to exit
-    of the command in a training of `pays_from` epochs or more.
+    wall_time: decides, with the confidence for ratios to a row that it chooses. trained: the swept values that make it
+    a separate training, in words. best: the recommended row or, with few runs, the fastest. ratios: by name, how many
+    times as long as `best` (or else the fastest) each timed row takes. eligible: the eligible rows, the fastest first.
+    tied: those, without `best`, that are not proved to take longer. ineligible: by name, why a row is not eligible.
+    later: a row that is faster than `best` from start to exit of the command in a training of `pays_from` epochs or
+    more.
     """
 
     kind: str
@@ -62,12 +63,14 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
     batches = target is None and (report.fitted or (not compared and "batch_size" in report.swept and len(groups) > 1))
     if batches or not compared:
         return (Decision("own batches" if batches else "not measured", measures.wall_time),)
-    return tuple(_decide(report, words, entries, measures) for words, entries in compared.items())
+    return tuple(_decide(report, words, entries, measures, len(compared)) for words, entries in compared.items())
 
 
-def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures) -> Decision:
-    """Decide between the timed rows of one training, eligible or not."""
+def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures, trainings: int) -> Decision:
+    """Decide between the timed rows of one of several trainings, eligible or not."""
     wall_time = measures.per_samples if timed[0].row.configuration.is_script else measures.wall_time
+    confidence = any_reference(wall_time.times.confidence, len(timed), trainings)
+    wall_time = replace(wall_time, times=replace(wall_time.times, confidence=confidence))
     ineligible = _ineligible(report, timed, measures)
     seconds = wall_time.means
     by_time = sorted(timed, key=lambda entry: seconds[entry.name])
@@ -90,7 +93,7 @@ def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures
     best = min(as_good, key=_simplicity)
     ratios = _ratios_to(best, timed, wall_time)
     tied = tuple(entry for entry in eligible if entry is not best and not _proved_slower(ratios, entry))
-    later, epochs = _faster_later(eligible, best, measures) if wall_time.kind == WHOLE_RUN else (None, 0)
+    later, epochs = _faster_later(eligible, best, measures, wall_time) if wall_time.kind == WHOLE_RUN else (None, 0)
     return Decision("use", wall_time, trained, best, ratios, eligible, tied, ineligible, later, epochs)
 
 
@@ -165,12 +168,12 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
 
 
 def _faster_later(
-    eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures
+    eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures, wall_time: WallTime
 ) -> tuple[RowAnalysis | None, int]:
     """Return the row that overtakes `best` after the fewest epochs, from start to exit, and that number of epochs."""
-    per_epoch, whole = measures.per_epoch, measures.wall_time
+    per_epoch, whole = measures.per_epoch, wall_time
     others = [entry for entry in eligible if entry is not best]
-    ratios = per_epoch.times.ratios(best.name, [entry.name for entry in others])
+    ratios = per_epoch.times.ratios(best.name, [entry.name for entry in others], wall_time.times.confidence)
     found: list[tuple[int, RowAnalysis]] = []
     for entry, ratio in zip(others, ratios, strict=True):
         extra = whole.means[entry.name] - whole.means[best.name]

@@ -80,7 +80,7 @@ class Proof:
             return "one block"
         if measured.low <= 0:
             return "not shorter"
-        if self.sham.low is not None and self.sham.low > 0:
+        if self.sham.proved:
             return "sham"
         if self.moved:
             return "elsewhere"
@@ -97,7 +97,7 @@ def find_remedies(analysis: Analysis) -> list[Remedy]:
     for entry in analysis.rows:
         if entry.row.results:
             entry = _without_correction(analysis, entry)
-            remedies = (_remedy(entry, cause, analysis.report.probe) for cause in entry.causes)
+            remedies = (_remedy(entry, cause, analysis.report) for cause in entry.causes)
             found += [remedy for remedy in remedies if remedy][:1]
     return found
 
@@ -111,8 +111,11 @@ def _without_correction(analysis: Analysis, entry: RowAnalysis) -> RowAnalysis:
     return replace(entry, accounts=accounts, causes=find_causes(case))
 
 
-def _remedy(entry: RowAnalysis, cause: Finding, probe: Probe | None) -> Remedy | None:
-    """Return the remedy for a cause; None if there is none, or if the cause costs nothing."""
+def _remedy(entry: RowAnalysis, cause: Finding, report: Report) -> Remedy | None:
+    """Return the remedy for a cause; None if there is none, or if the cause costs nothing.
+
+    A larger batch shows what a device loses by its small share of the batch, which is the baseline's in weak scaling.
+    """
     result, planned, devices = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, accounts, kind = method_of(entry.row.configuration.method), entry.accounts, cause.kind
     place = cause.values.get("place")
@@ -123,14 +126,14 @@ def _remedy(entry: RowAnalysis, cause: Finding, probe: Probe | None) -> Remedy |
     phase, predicted = kind, parts.get(kind) if cause.of == "step" else None
     flags: tuple[str, ...]
     if kind in ("data", "waiting for data") and result.config["loader"] == "workers":
-        phase, predicted = "data", _avoidable_waiting(entry, probe)
+        phase, predicted = "data", _avoidable_waiting(entry, report.probe)
         change, flags = "loader resident", ("--loader", "resident", "--num-workers", "0")
     elif kind == "too many workers" and accounts.queued and planned.num_workers > result.world_size:
         phase, predicted = QUEUED, accounts.queued.times(entry.summary.step_milliseconds)
         change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
     elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
         change, flags = "no exchange", method.without_exchange
-    elif kind in COMPUTATION and devices > 1 and not method.staged and not of_a_rank:  # a stage has the whole batch
+    elif kind in COMPUTATION and _has_share(entry, report) and not of_a_rank:
         batch = round(planned.batch_size * devices)
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
     else:
@@ -138,6 +141,12 @@ def _remedy(entry: RowAnalysis, cause: Finding, probe: Probe | None) -> Remedy |
     if not predicted or predicted.value <= 0:
         return None
     return Remedy(entry.row.configuration, entry.label, kind, change, flags, phase, predicted)
+
+
+def _has_share(entry: RowAnalysis, report: Report) -> bool:
+    """Return whether each device has a part of the baseline's batch. A stage has the whole batch."""
+    staged = method_of(entry.row.configuration.method).staged
+    return entry.standing.devices > 1 and not staged and report.settings["scaling"] == "strong"
 
 
 def _avoidable_waiting(entry: RowAnalysis, probe: Probe | None) -> Excess:

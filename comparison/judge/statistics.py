@@ -75,6 +75,15 @@ def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDE
     return high
 
 
+def any_reference(confidence: float, rows: int, families: int = 1) -> float:
+    """Return the confidence for the ratios of `rows` rows to one that their times choose, e.g. the fastest.
+
+    With it, the ratios to each possible reference hold simultaneously, in several families together. A ratio of two
+    rows is one to either of them, so errors add up to at most half of those of all references (Boole's inequality).
+    """
+    return 1 - 2 * (1 - confidence) / (max(2, rows) * families)
+
+
 @functools.cache
 def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...]) -> float:
     """Return the confidence to use at the last of several looks at the data, so that all looks together have 95%.

@@ -202,7 +202,9 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
         baseline_ranks = mean_ranks([rank_means(result) for result in baseline.results])
         if baseline_ranks:
-            usual = {name: long.milliseconds / standing.devices for name, long in baseline_ranks[0].long.items()}
+            images = images_per_step(row.results[0]) / images_per_step(baseline.results[0])
+            ideal = images / standing.devices
+            usual = {name: long.milliseconds * ideal for name, long in baseline_ranks[0].long.items()}
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
         whole = None if row.configuration.is_script else account_for_runs(row, baseline, standing.accounts)
     return Accounts(

@@ -172,6 +172,15 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
     assert place(6.0, 5.0, baseline=3.0).kind == kind  # half of which is ideal
 
 
+def test_the_long_steps_of_the_baseline_are_ideal_in_weak_scaling_too():
+    long = {"forward": LongSteps(0.05, 3.0, 20)}
+    base, own = (run(*[replace(rank(STEP_MS), long_steps=long)] * ranks) for ranks in (1, 2))
+    twice = replace(own, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in own.epochs))
+    for result, expected in ((own, 1.5), (twice, 3.0)):
+        report = report_of(row("single", [base] * 3), row("ddp", [result] * 3), allow_unequal=True, scaling="weak")
+        assert analyse(report).rows[1].accounts.usual == {"forward": expected}
+
+
 def test_different_long_steps_have_no_period():
     periods = iter([20, 20, 20, 7, 9, 11])
     runs = [

@@ -108,6 +108,12 @@ def test_the_largest_cause_with_a_remedy_is_chosen():
     assert remedy.cause == "update"  # the transfer is larger but has no remedy
 
 
+@pytest.mark.parametrize("scaling, change", [("strong", ["batch 200"]), ("weak", [])])
+def test_a_larger_batch_is_no_remedy_where_each_device_has_the_baselines_batch(scaling, change):
+    own = rank(halves(update=halves()["update"] + 9.0))
+    assert [remedy.change for remedy in remedies(single(), ddp(own, own), scaling=scaling)] == change
+
+
 def test_a_straggler_has_no_remedy():
     waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
     assert remedies(single(), ddp(waits, works)) == []
@@ -186,6 +192,7 @@ def test_the_measured_gain_is_reported():
         ({"remedied": {"exchange": 0.0}, "own": {"exchange": 6.7}, "sham": {"exchange": 6.7}}, "proved"),
         ({"remedied": {"exchange": 0.0}, "own": {"exchange": 7.2}, "sham": {"exchange": 7.2}}, "more"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),
+        ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 9.0}}, "sham"),
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0,)}, "one block"),
         ({"remedied": {"exchange": 0.0}, "busy": 0.9}, "not measured"),
     ],

@@ -16,6 +16,7 @@ from comparison.judge.statistics import (
     UNDECIDED,
     Excess,
     Ratio,
+    any_reference,
     dunnett_quantile,
     look_confidence,
     resolution,
@@ -160,14 +161,32 @@ def test_means_are_adjusted_for_missing_slow_blocks():
     assert np.isnan(adjusted_means(np.full((0, 2), np.nan))).all()
 
 
-def test_a_difference_of_means_is_from_a_two_way_analysis_of_variance():
-    values = np.array([[70.0, 70.5, 69.0], [60.0, 60.1, 59.5], [65.0, 65.2, 64.0]])
-    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-    margin = stats.t.ppf(0.95, 4) * math.sqrt((residuals**2).sum() / 4 * 2 / 3)
-    difference = values[:, 2].mean() - values[:, 0].mean()
-    expected = pytest.approx((difference, difference - margin, difference + margin))
-    assert Table(tuple("abc"), values).difference("c", "a", 0.9) == expected
-    assert Table(tuple("abc"), values[:1]).difference("c", "a", 0.9) == (pytest.approx(-1.0), -math.inf, math.inf)
+def test_a_difference_of_two_columns_has_the_paired_interval_of_student():
+    values = np.array([[70.0, 69.0], [60.0, 59.5], [65.0, 64.0]])
+    found = stats.ttest_rel(values[:, 1], values[:, 0])
+    expected = (values[:, 1].mean() - values[:, 0].mean(), *found.confidence_interval(0.9))
+    assert Table(tuple("ab"), values).difference("b", "a", 0.9) == pytest.approx(expected, rel=1e-4)
+    assert Table(tuple("ab"), values[:1]).difference("b", "a", 0.9) == (-1.0, -math.inf, math.inf)
+
+
+def test_a_noisy_column_has_wide_differences():
+    """With the mean noise of all columns, a fifth of these intervals would lie below 0 instead of 5%."""
+    noise, random = np.array([0.3, 0.3, 0.3, 0.3, 0.3, 1.2]), np.random.default_rng(1)
+    tables = [Table(tuple("abcdef"), random.normal(0, noise, (3, 6))) for _ in range(400)]
+    below = [table.difference("f", "a", 0.9)[2] < 0 for table in tables]
+    assert np.mean(below) < 0.08
+
+
+def test_no_row_is_called_slower_than_one_that_the_same_times_choose():
+    """With Dunnett's intervals alone, one in eight of these comparisons of equal rows would claim a difference."""
+    random, claims = np.random.default_rng(1), []
+    for _ in range(300):
+        times = np.exp(random.normal(0, 0.04, (10, 10)))
+        fastest, *others = map(int, np.argsort(adjusted_means(times)))
+        found = ratios(times, fastest, others, any_reference(0.95, 10))
+        claims.append(any(ratio.words in (FASTER, SLOWER) for ratio in found))
+    assert np.mean(claims) < 0.07
+    assert any_reference(0.95, 2) == pytest.approx(0.95) and any_reference(0.95, 4, 5) == pytest.approx(0.995)
 
 
 @pytest.mark.parametrize("blocks, columns, known", [(1, 5, False), (2, 2, False), (2, 3, True), (3, 2, True)])
