@@ -25,11 +25,12 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
 typed = begin(__name__, parse, training=False)  # before the slow imports
 
 from common.engine.tensorboard import EpochLog
-from common.errors import DATA, FAILED, SuiteError
+from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
 from common.machine.sharing import COMPARISON, register_program, wait_for_others
+from common.words import count
 from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.fairness import refuse_unequal
 from comparison.judge.remedies import plan_proof
@@ -134,7 +135,11 @@ def plan_rows(arguments: argparse.Namespace, machine: Machine, shared_flags: lis
 
 def plan_scripts(arguments: argparse.Namespace, machine: Machine) -> list[Configuration]:
     """Return the rows of a comparison of --script commands alone. A single script is compared with its variants."""
-    plan = script_rows(arguments.script, machine)
+    plan, ranks = script_rows(arguments.script, machine), arguments.nproc or []
+    if ranks and (len(ranks) > 1 or len(plan) > 1 or arguments.against):
+        found = f"found {count(len(plan), 'script')}, --nproc {' '.join(map(str, ranks))}"
+        what, advice = "--nproc is for the variant of a single --script with ranks", "give one number, or none"
+        raise SuiteError(what, found, advice, USAGE)
     if len(plan) == 1 and not arguments.against:
         plan += variants_of(plan[0], machine, max(arguments.nproc) if arguments.nproc else None)
     if arguments.twin:
@@ -183,11 +188,11 @@ def show_again(source: Path, arguments: argparse.Namespace) -> Report:
         show(analysis, directory, arguments.lang, arguments.verbose)  # unlocked: a comparison may be running there
         return analysis.report
     with DirectoryLock(directory):
-        keep_earlier(directory, arguments.keep)
-        write_text(read_text(source), directory / "results.json")  # an exact copy
-        for kind in (PROOF, TIPS):
-            if read_beside(source.parent, kind):
-                write_text(read_text(source.parent / kind / "results.json"), directory / kind / "results.json")
+        beside = [f"{kind}/results.json" for kind in (PROOF, TIPS) if read_beside(source.parent, kind)]
+        texts = {"results.json": read_text(source), **{name: read_text(source.parent / name) for name in beside}}
+        keep_earlier(directory, arguments.keep)  # may move or delete the source
+        for name, text in texts.items():
+            write_text(text, directory / name)  # exact copies
         show(analysis, directory, arguments.lang, arguments.verbose)
     return analysis.report
 

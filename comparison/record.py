@@ -186,6 +186,11 @@ class Report:
         return all(row.is_script for row in self.plan)
 
     @property
+    def trains(self) -> bool:
+        """Whether any row of the suite can run, so that the probe has something to measure."""
+        return any(not (row.skip or row.is_script) for row in self.plan)
+
+    @property
     def failed(self) -> bool:
         """Whether any run failed, or any row does not compute the same as one device.
 

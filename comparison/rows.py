@@ -1,5 +1,6 @@
 """A row of a comparison: its planned settings, and the outcomes of its runs."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ SWEEPS = {
     "bucket_mb": "--bucket-mb",
 }
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
+IN_DIRECTORY = ("sh", "-c", 'cd "$0" && exec "$@"')  # before a directory and a command that runs there
 TRIED = ("ranks", "bf16")  # values of Configuration.what_if that change the training, so its accuracy is unknown
 
 
@@ -97,7 +99,9 @@ class Configuration:
     @property
     def script(self) -> str | None:
         """The Python file that its command runs; None if the command names none, as `python -m MODULE`."""
-        return next((word for word in self.command if word.endswith(".py")), None)
+        file = next((word for word in self.command if word.endswith(".py")), None)
+        inside = self.command[: len(IN_DIRECTORY)] == IN_DIRECTORY
+        return os.path.join(self.command[len(IN_DIRECTORY)], file) if file and inside else file
 
     @property
     def is_script(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from common.errors import MACHINE, SuiteError
+from common.machine.groups import control_groups
 
 SYSFS = Path("/sys")
 SHORT_SLICE = 100_000  # nanoseconds, the minimum that Linux grants
@@ -57,23 +58,17 @@ def throttled_seconds() -> dict[Path, float]:
 
 
 def _quotas() -> Iterator[tuple[Path, float]]:
-    """Yield each control group with a quota that contains this process, at any level, and the cores it allows.
+    """Yield each control group with a quota that contains this process, and the cores it allows.
 
     cgroup v2: cpu.max holds "max PERIOD" or "QUOTA PERIOD" in microseconds (kernel: admin-guide/cgroup-v2). v1: two
-    files, a quota of -1 means none (kernel: scheduler/sched-bwc). A container sees its own group as the root.
+    files, a quota of -1 means none (kernel: scheduler/sched-bwc).
     """
-    groups = Path("/proc/self/cgroup")
-    for line in groups.read_text().splitlines() if groups.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",)
-        group = Path("/sys/fs/cgroup/cpu" if controllers else "/sys/fs/cgroup", path.lstrip("/"))
-        for directory in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-                quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
-                if quota > 0:
-                    yield directory, quota / period
+    for directory, first in control_groups("cpu"):
+        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if first else ("cpu.max",)
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+            quota, period = map(int, " ".join((directory / name).read_text() for name in files).split())
+            if quota > 0:
+                yield directory, quota / period
 
 
 def bind(device, number: int = 0, processes: int = 1) -> None:

@@ -6,24 +6,39 @@ import mmap
 import re
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from common.machine.groups import control_groups
+
 MADV_POPULATE_READ = 22  # linux/mman.h
 
 
 def free_memory(device) -> int:
-    """Return a torch.device's free memory in bytes; for a CPU without swap, and at most the control group's limit."""
+    """Return a torch.device's free memory in bytes; for a CPU without swap, and within the control groups' limits."""
     if device.type == "cuda":
         import torch
 
         return torch.cuda.mem_get_info(device)[0]
-    available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no control group limit, or "max"
-        available = min(available, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return available
+    return max(0, min([psutil.virtual_memory().available, *_left_in_groups()]))
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Yield how many bytes each control group with a limit leaves; cached files that are not in use count as free.
+
+    Files: kernel, admin-guide/cgroup-v2 and cgroup-v1/memory.
+    """
+    for directory, first in control_groups("memory"):
+        files, inactive = ("max", "current"), "inactive_file"
+        if first:
+            files, inactive = ("limit_in_bytes", "usage_in_bytes"), "total_inactive_file"
+        with contextlib.suppress(OSError, ValueError, KeyError):  # no such file, or "max"
+            most, used = (int((directory / f"memory.{name}").read_text()) for name in files)
+            counts = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+            yield most - used + int(counts[inactive])
 
 
 def peak_resident_bytes() -> int:

@@ -12,7 +12,7 @@ from comparison.plan.flags import FLAGS as OWN_FLAGS
 from comparison.plan.plan import make_plan, type_flags
 from comparison.record import Report
 from comparison.results_file import without_home
-from comparison.rows import SWEEPS, Configuration, Planned
+from comparison.rows import IN_DIRECTORY, SWEEPS, Configuration, Planned
 
 TWIN, BEFORE, REMEDY, SHAM = "twin", "before", "remedy", "sham"
 # Parsers of the settings that plan a row: the comparison's own and its script's, except the location of the data, which
@@ -72,7 +72,7 @@ def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]
     if not files or missing:
         what, advice = f"--against {path} is no earlier version of these scripts", "name a directory that has them"
         raise SuiteError(what, f"found no {missing or 'script that is named by a relative path'}", advice, USAGE)
-    inside = ("sh", "-c", 'cd "$0" && exec "$@"', str(path))
+    inside = (*IN_DIRECTORY, str(path))
     return [counterpart(row, BEFORE, BEFORE, (*inside, *row.command)) for row in plan if not row.role]
 
 
@@ -117,4 +117,8 @@ def _parse(name, value):
     """Parse a setting as its flag would on a command line."""
     if value is None:
         return None
-    return [PARSERS[name](str(item)) for item in value] if name in LISTS else PARSERS[name](str(value))
+    return [_parse_one(name, item) for item in value] if name in LISTS else PARSERS[name](str(value))
+
+
+def _parse_one(name, item):
+    return None if item is None else PARSERS[name](str(item))

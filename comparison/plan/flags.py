@@ -28,7 +28,7 @@ from comparison.words import LANGUAGES
 SLICE, WARM_UP = 1.0, 10  # of a script: seconds of a slice, untimed first steps
 WITH_SCRIPTS = {  # flags allowed with --script without --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
-    *("output_dir", "keep", "lang", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
+    *("output_dir", "keep", "lang", "verbose", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
 }
 BUDGET = 300.0  # seconds, without --budget, --repeats and --margin
 
@@ -187,7 +187,7 @@ FLAGS = {
     "accuracy_margin": Flag(
         "percentage points of accuracy that a recommended row may lose to its baseline (1)", POINTS, ACCURACY_MARGIN
     ),
-    "timeout": Flag("seconds after which a run is stopped (never)", (positive_float, "S")),
+    "timeout": Flag("seconds after which a run is stopped (never; a --script after 900)", (positive_float, "S")),
     "wait": Flag("for others of this suite that compute here, e.g. 1h; 0: not (10m)", PATIENCE, 600.0, kept=False),
     "resume": _switch("continue the interrupted comparison in --output-dir", kept=False),
     "prove": _switch("afterwards, rerun each row without its largest cause, to test the cause"),

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -40,13 +41,17 @@ def parse_script(text: str) -> str:
 def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:
     """Return a row for each NAME=COMMAND. Of its planned settings, only the device is known.
 
-    Raises SuiteError (USAGE) if two have the same name.
+    Raises SuiteError (USAGE) if two have the same name, or if there is no such program.
     """
     pairs = [text.partition("=")[::2] for text in scripts]
     names = [name for name, _ in pairs]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         advice = f'name them, e.g. --script "{twice}_2=COMMAND"'
         raise SuiteError("two scripts have one name", f"found {twice} twice", advice, USAGE)
+    for name, command in pairs:
+        if not shutil.which(word := shlex.split(command)[0]):
+            advice = f'type e.g. --script "{name}=python train.py", or "{name}=env VARIABLE=1 python train.py"'
+            raise SuiteError(f"the --script “{name}” cannot be started", f"found no program {word!r}", advice, USAGE)
     device = "gpu" if machine.gpus else "cpu"
     planned = Planned(SCRIPT, 1, 0, device, max(1, int(machine.cores)), 1)
     return [

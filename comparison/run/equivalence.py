@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,16 +95,21 @@ class _Check:
     def _train(self, command, row, file):
         """Train for STEPS steps, in several epochs if the data set is small, and save the weights."""
         steps = min(STEPS, max(1, self._train_images // row.planned.batch_size))  # full batches only
-        if "--target-accuracy" in command:  # the training is too short to reach it
-            place = command.index("--target-accuracy")
-            command = (*command[:place], *command[place + 2 :])
         length = ("--epochs", str(-(-STEPS // steps)), "--max-steps", str(steps))
         kept, log = ("--save", str(file), "--figure-dir", str(file.parent)), file.with_suffix(".log")
-        if code := run_child((*command, *DETERMINISTIC, *length, *kept), log, LONGEST):
+        if code := run_child((*without_target(command), *DETERMINISTIC, *length, *kept), log, LONGEST):
             why = f"stopped after {LONGEST:g} s" if code == TIMED_OUT else cause(code, log)
             if ran_out_of_memory(why):
                 raise MemoryError(why)
             raise SuiteError(f"its {STEPS} steps did not end well", why, "run it alone to see why", FAILED)
+
+
+def without_target(command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of a row without --target-accuracy, for a training that is too short to reach it."""
+    if "--target-accuracy" not in command:
+        return tuple(command)
+    place = command.index("--target-accuracy")
+    return (*command[:place], *command[place + 2 :])
 
 
 def _judge(difference, rounds, in_float32=None):

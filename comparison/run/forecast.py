@@ -79,6 +79,8 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
     def guess(row):
         if row.is_script:
             return SCRIPT_SECONDS
+        if row.skip:
+            return 0.0
         assert probe
         planned = row.planned
         times = probe.step_milliseconds(planned.model)
@@ -163,7 +165,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     """Measure a step and print how long the comparison would take, as shell comments. Needs the data set on disk."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
-    if max(settings["nodes"]) > 1 or report.only_scripts:
+    if max(settings["nodes"]) > 1 or not report.trains:
         return
     checks = {check["name"]: check["status"] for check in describe(root)["checks"]}
     if checks.get(f"data: {dataset}", "ok") != "ok":

@@ -100,7 +100,8 @@ def run_comparison(report: Report, shared_flags: list[str], output: Output) -> R
 
     Blocks are added if one was disturbed or a budget allows more. results.json is up to date before each run.
     """
-    report = with_next_block(report, *spent(report))  # it was interrupted before this was decided
+    if not report.left:
+        report = with_next_block(report, *spent(report))  # it was interrupted before this was decided
     _announce(report)
     remove_torn([output.directory / "results.json"])
     remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
@@ -124,7 +125,7 @@ def _announce(report):
 
 def _prepared(report, shared_flags, output):
     """Return the report with the probe, fitted batches, the decision about turns, and the check of the maths."""
-    if not report.probe and not report.only_scripts:
+    if not report.probe and report.trains:
         report = replace(report, probe=run_probe(report, shared_flags))
         for sentence in loader_warnings(report):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)

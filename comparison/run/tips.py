@@ -20,6 +20,7 @@ from comparison.plan.tips import TRAINED, UNKNOWN, effect_of, options_for, that_
 from comparison.record import Report, Settings
 from comparison.results_file import write_results
 from comparison.rows import Configuration, Row
+from comparison.run.equivalence import without_target
 from comparison.run.fitting import gpu_need, why_not_in_turns
 from comparison.run.scripts import SLICES, ScriptRun, Slices
 from comparison.run.turns import ROOM, Run, run_once, run_whole, take_turns
@@ -101,11 +102,11 @@ def _plan(report: Report, row: Row) -> Report:
 def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clock: Clock, compiled: str) -> Report:
     """Launch rows once, as another block. compiled: a directory for the cache of torch.compile."""
     block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
-    reached = [] if tried.settings["target_accuracy"] is None else ["--target-accuracy", "1"]
-    before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, *reached, "--figure-dir", compiled)
+    before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, "--figure-dir", compiled)
     runs: list[Run] = [
         ScriptRun(
-            replace(row, command=(*before, *row.command, *after)), block, directory, timeout, TIMED, tried.environment
+            replace(row, command=(*before, *without_target(row.command), *after)),
+            *(block, directory, timeout, TIMED, tried.environment),
         )
         for row in rows
     ]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from common.engine.step import LastGradient, build_optimizer
 from common.engine.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
 from common.files.describe import describe_epoch
 from common.machine import cores as machine_cores
+from common.machine import groups as machine_groups
+from common.machine import memory
 from common.machine.lifetime import has_launcher
 from common.ranks.replicas import SimulatedDataParallel
 from common.settings.schedules import build_schedule
@@ -163,7 +166,9 @@ def test_a_phase_without_marks_is_unknown():
 
 def test_fit_follows_the_schedule_and_shuffles_every_epoch(monkeypatch):
     made, rates, epochs = [], [], []
-    monkeypatch.setattr("tests.fixtures.build_optimizer", lambda *what: made.append(build_optimizer(*what)) or made[-1])
+    monkeypatch.setattr(
+        "tests.trainings.build_optimizer", lambda *what: made.append(build_optimizer(*what)) or made[-1]
+    )
     monkeypatch.setattr("torch.utils.data.DistributedSampler.set_epoch", lambda sampler, epoch: epochs.append(epoch))
     config = make_config(epochs=4, lr=1.0, lr_milestones=(1, 3), optimizer="sgd", batch_size=20)
     records, _ = fitted(config, after_epoch=lambda _: rates.append(made[0].param_groups[0]["lr"]))
@@ -261,6 +266,7 @@ def test_only_torchruns_variables_mean_a_launcher(variable, monkeypatch):
 
 
 MOST, HERE = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, "cpu.max"
+MEMORY_V1 = {"limit_in_bytes": "1000", "usage_in_bytes": "700", "stat": "inactive_file 1\ntotal_inactive_file 250"}
 V1 = {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}
 
 
@@ -288,7 +294,7 @@ def pretend_groups(path, monkeypatch, groups, files):
     for name, content in {"proc/self/cgroup": groups, **files}.items():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(content)
-    monkeypatch.setattr(machine_cores, "Path", lambda *parts: path.joinpath(parts[0][1:], *parts[1:]))
+    monkeypatch.setattr(machine_groups, "Path", lambda *parts: path.joinpath(parts[0][1:], *parts[1:]))
     monkeypatch.setattr(machine_cores.os, "sched_getaffinity", lambda _: set(range(8)))
 
 
@@ -303,6 +309,24 @@ def pretend_groups(path, monkeypatch, groups, files):
 def test_throttled_time_of_a_quota(groups, files, seconds, tmp_path, monkeypatch):
     pretend_groups(tmp_path, monkeypatch, groups, files)
     assert [*machine_cores.throttled_seconds().values()] == seconds
+
+
+@pytest.mark.parametrize(
+    "groups, files, free",
+    [
+        ("0::/a/b", {"max": "1000", "current": "700", "stat": "anon 5\ninactive_file 100"}, 400),
+        ("0::/a", {"max": "max", "current": "700", "stat": "inactive_file 100"}, 10**6),
+        ("0::/a", {"max": "1000", "current": "1200", "stat": "inactive_file 100"}, 0),
+        ("4:memory:/a", MEMORY_V1, 550),
+        ("4:cpu:/a", MEMORY_V1, 10**6),
+    ],
+)
+def test_the_limits_of_control_groups_count_as_memory(groups, files, free, tmp_path, monkeypatch):
+    place = "memory/a" if files is MEMORY_V1 else "a"
+    files = {f"{place}/memory.{name}": content for name, content in files.items()}
+    pretend_groups(tmp_path, monkeypatch, groups, files)
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
+    assert memory.free_memory(CPU) == free
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def before_file(monkeypatch, tmp_path):
 
 
 def test_current_scripts_get_the_flags_of_an_earlier_comparison(before_file):
-    then = {"lr": 0.25, "augment": False, "batch_size": [50], "data_root": "~/then"}
+    then = {"lr": 0.25, "augment": False, "batch_size": [50], "data_root": "~/then", "bucket_mb": [None]}
     row = before_file("--lr 0.5 --data-root /now --optimizer sgd", **then)
     interpreter, *rest = row.command
     assert "python" in interpreter and rest[0] == script("data_parallel_train.py") and "--no-augment" in rest
@@ -188,7 +188,13 @@ def test_invalid_against_paths_are_refused(planned, tmp_path):
     write_results(report_of((configuration("mp"), runs("mp")), model=["lenet"]), tmp_path)
     with pytest.raises(SuiteError, match="in common; found mp there"):
         planned(f"--methods single --against {tmp_path / 'results.json'}")
-    for typed, lacking in (("python mine.py", "found no mine.py"), ("python -m mine", "found no script that is named")):
+    (tmp_path / "mine.py").touch()
+    (row,) = scripts_before([configuration("script", command=("python", "mine.py"))], tmp_path)
+    assert row.script == str(tmp_path / "mine.py")
+    for typed, lacking in (
+        ("python yours.py", "found no yours.py"),
+        ("python -m mine", "found no script that is named"),
+    ):
         with pytest.raises(SuiteError, match=lacking):
             scripts_before([configuration("script", command=tuple(typed.split()))], tmp_path)
 

@@ -70,7 +70,7 @@ def test_valid_combinations_of_flags(gpus, flags, planned):
 
 @pytest.mark.parametrize("flags, steps", [("", 1.0), ("--steps 50", 50), ("--steps 2s", 2.0), ("--steps 1m", 60.0)])
 def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
-    report = planned(f"--script 'a=python a.py' 'python b.py' --script c=./c.sh {flags}")
+    report = planned(f"--script 'a=python a.py' 'python b.py' 'c=sh c.sh' {flags}")
     assert [row.label for row in report.plan] == ["a", "b", "c"] and report.only_scripts
     assert (report.settings["steps"], type(report.settings["steps"])) == (steps, type(steps))
     both = planned(f"--script 'a=python a.py' --methods single {flags}")
@@ -95,6 +95,11 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--equal-within 0%"): "percent above 0 and below 100",
     (0, "--from results.json --project 2"): "--from shows what was measured; leave out --project",
     (0, "--from x.json --budget 9m"): "leave out --budget",
+    (
+        0,
+        "--script python --nproc 2 4",
+    ): "--nproc is for the variant of a single --script with ranks; found 1 script, --nproc 2 4",
+    (0, "--script python a=python --nproc 2"): "found 2 scripts, --nproc 2; give one number, or none",
     (0, "--diff a.json b.json --lang zh"): "--diff shows what was measured; leave out --lang",
     (0, "--dataset mnist --image-size 9"): "--image-size is for folders",
     **{(0, f"--predict {text}"): "argument --predict: " for text in ("ddp", "ddp=0", "ddp=fast", "spp=2", "=2")},

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import convert
 
-from common.errors import SuiteError
+from common.errors import USAGE, SuiteError
 from common.files.probe import Probe
 from common.settings.config import MODELS
 from comparison.judge.fairness import refuse_unequal
@@ -120,6 +120,22 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     single, small, large = rows_of("single ddp", bucket_mb=[0.5, 25.0]).values()
     assert [flag(row, "--bucket-mb") for row in (small, large)] == ["0.5", "25"] and "--bucket-mb" not in single.command
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
+
+
+@pytest.mark.parametrize(
+    "typed, message",
+    [
+        (
+            "CUDA_VISIBLE_DEVICES=0 python train.py",
+            "“CUDA_VISIBLE_DEVICES” cannot be started; found no program '0'; type",
+        ),
+        ("mine=pyton train.py", "“mine” cannot be started; found no program 'pyton'; .*mine=env VARIABLE=1 python"),
+    ],
+)
+def test_a_script_without_a_program_is_refused(typed, message):
+    with pytest.raises(SuiteError, match=message) as caught:
+        script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
+    assert caught.value.exit_code == USAGE
 
 
 def test_every_pipeline_stage_sees_the_whole_batch():

@@ -240,6 +240,9 @@ def test_showing_again_keeps_earlier_files_and_copies_exactly(made_up, started, 
     for number, source in enumerate((file, file.parent)):
         started(None, "--from", source, "--output-dir", tmp_path / f"copy-{number}")
         assert (tmp_path / f"copy-{number}" / "results.json").read_bytes() == file.read_bytes()
+    shown = file.read_bytes()
+    started(None, "--from", file, "--output-dir", tmp_path, "--keep", "1")  # which deletes the source
+    assert (tmp_path / "results.json").read_bytes() == shown and not file.exists()
 
 
 @pytest.mark.parametrize("source", [False, True])
@@ -371,6 +374,15 @@ def test_resume_after_the_last_planned_run_continues_within_the_budget(blocks, t
     again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
     assert (again.order, len(again.whole_blocks)) == (report.order, 6)
     assert [look[0] for look in again.looks] == [3, 4, 5, 6] and again.looks[-1][1] == 1.0
+
+
+def test_resume_within_a_block_looks_no_earlier_than_without_an_interruption(blocks, tmp_path):
+    report = blocks(undecided, repeats=None, budget=130.0)
+    before = [look for look in report.looks if look[0] < 6]
+    seconds = [replace(run, wall_seconds=11.0) for run in report.outcomes[:11]]  # the last block has begun
+    write_results(replace(report, order=report.order[:12], outcomes=tuple(seconds), looks=tuple(before)), tmp_path)
+    again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
+    assert [*again.looks[:-1]] == before and again.looks[-1] == (6, 1.0)
 
 
 def half_width(report):

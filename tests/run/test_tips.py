@@ -204,6 +204,7 @@ def test_huge_pages_are_an_option_if_linux_gives_them_on_request(linux, typed, a
 @pytest.mark.process
 def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
+    typed += ["--target-accuracy", "0.5"]
     row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
     tried = replace(report_of((row, ())), order=())
     rows = [row, options.with_options(row, PAGES, 1)]
