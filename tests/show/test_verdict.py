@@ -229,7 +229,7 @@ def test_a_recommendation_with_a_tie_and_an_exclusion():
     flaky = (configuration("accelerate", per_device_batch_size=50), [*two((0.9,)), "failed", "failed"])
     skipped = (configuration("mp", skip="needs 2 GPUs"), [])
     assert recommendations(report_of(SINGLE, dp, (ddp(), two()), flaky, skipped)) == [
-        "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95% CI 1.64 to 1.70): 1.50 s instead of 2.50 s per "
+        "Recommendation: use “DP”, 1.67 times as fast as “SINGLE” (95% CI 1.63 to 1.71): 1.50 s instead of 2.50 s per "
         "epoch with evaluation. It is statistically tied with “DDP”, and is the simpler of the two. Faster, but "
         "excluded: “ACCELERATE”, 2 of 3 runs failed. Peak memory, all devices: 0.0 MiB."
     ]
