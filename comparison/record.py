@@ -148,7 +148,7 @@ class Report:
         names = {block: [name for number, name in self.order if number == block] for block, _ in self.order}
         full = [block for block in whole if len(names[block]) == max(map(len, names.values()))]
         spare = max(0, len(timed.intersection(full)) - self.wanted_blocks)
-        aside = [block for block in self.disturbed_blocks if block in full][:spare]
+        aside = [block for block in self.disturbed_blocks if block in full and block in timed][:spare]
         left = Counter(name for block in whole if block not in aside for name in names[block])
         for block in self.disturbed_blocks:
             if block not in full and all(left[name] > self.wanted_blocks for name in names[block]):

@@ -20,7 +20,7 @@ TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with th
 PHASES = ("data", "forward", "backward", "exchange", "update", "rest")
 RING = 500  # last steps of a slice that are kept individually
 LOOKS = 3  # steps until the networks that the script calls, and the last gradient, are known
-FORGOTTEN = 100  # updates by others after which the first optimizer is no longer used, although it exists
+FORGOTTEN = 100  # updates by each of the others after which the first optimizer is not used any more, though it exists
 
 
 def sample_count(batch):
@@ -181,6 +181,7 @@ class Observer:
     @opaque
     def backward(self, call, *arguments, **named):
         if self.backward_depth == 0:
+            self.thread = self.thread or threading.get_ident()  # torch may call an optimizer from a thread of its own
             self.unpause()
             self.evaluation_start = self.fetch_start = None
             self.gradients_done = self.evaluates = False
@@ -226,12 +227,12 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer_phase = "rest"
-        if first := self.step_optimizer() is None or self.others == FORGOTTEN:
+        if first := self.step_optimizer() is None or self.others >= FORGOTTEN * len(self.optimizers):
             self.step_optimizer = weakref.ref(optimizer)
         steps = optimizer is self.step_optimizer()
         self.others = 0 if steps else self.others + 1
         if first and not self.file:
-            self.thread = threading.get_ident()
+            self.thread = self.thread or threading.get_ident()
             self.find_rank(optimizer)
         if not any(optimizer is known() for known in self.optimizers):
             self.optimizers = [known for known in self.optimizers if known() is not None] + [weakref.ref(optimizer)]
@@ -275,10 +276,9 @@ class Observer:
                 after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
                 self.network_hooks.append((network, before, after))
         self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        alive = [known() for known in self.optimizers]
-        self.about["parameters"] = sum(
-            p.numel() for some in alive for group in some.param_groups for p in group["params"]
-        )
+        alive = [some for known in self.optimizers if (some := known()) is not None]
+        distinct = {id(p): p for some in alive for group in some.param_groups for p in group["params"]}
+        self.about["parameters"] = sum(p.numel() for p in distinct.values())
         self.about["dtype"] = self.about["dtype"] or str(parameters[0].dtype).replace("torch.", "")
         self.about["optimizer"] = self.about["optimizer"] or type(optimizer).__name__
         self.about["optimizers"] = len(alive)

@@ -114,10 +114,10 @@ def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
         return False
     shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
     methods = {entry.row.configuration.method for entry in timed}
-    settings = timed[0].row.configuration.planned
+    plans = [entry.row.configuration.planned for entry in timed]
     tried = [row.configuration.planned for row in report.rows if row.all_cores and (row.results or row.out_of_memory)]
-    missing = all((one.model, one.batch_size) != (settings.model, settings.batch_size) for one in tried)
-    return shares and len(methods) > 1 and missing
+    alike = {(one.model, one.batch_size) for one in plans} & {(one.model, one.batch_size) for one in tried}
+    return shares and len(methods) > 1 and not alike
 
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:

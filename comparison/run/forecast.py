@@ -104,12 +104,9 @@ def checks_maths(report: Report) -> bool:
 
     By default that is so if the check takes little of the comparison's time and a row divides the batch or network.
     """
-    asked, budget = report.settings["check_maths"], report.settings["budget"]
-    if asked is not None:
-        return asked
-    able = runnable_rows(report)
-    if not able:
-        return False
+    asked, budget, able = report.settings["check_maths"], report.settings["budget"], runnable_rows(report)
+    if asked is not None or not able:
+        return bool(asked and able)
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
     seconds = 2 * sum(steps[row.name] for row in able)  # twice, for the reference and the slower start of several ranks
     whole = budget or sum(guesses[name] for _, name in report.order)

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from common.errors import USAGE, SuiteError
+from comparison.run.forecast import SCRIPT_SECONDS, checks_maths, guesses_of
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,12 @@ def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
     assert (report.settings["steps"], type(report.settings["steps"])) == (steps, type(steps))
     both = planned(f"--script 'a=python a.py' --methods single {flags}")
     assert [row.method for row in both.plan] == ["single", "script"]
+
+
+def test_scripts_run_where_no_method_can(planned):
+    report = planned("--methods ddp --nproc 2 --script 'a=python a.py' --check-maths", gpus=1)
+    assert [bool(row.skip) for row in report.plan] == [True, False] and not report.trains
+    assert guesses_of(report) == {"ddp": 0.0, "script-a": SCRIPT_SECONDS} and not checks_maths(report)
 
 
 REFUSED = {  # (GPUs, flags) → error

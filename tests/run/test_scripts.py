@@ -2,14 +2,16 @@
 
 import os
 import sys
+import threading
 import venv
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from common.errors import OUT_OF_MEMORY
-from common.observer.training_observer import samples_of
+from common.observer.training_observer import Observer, samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
@@ -99,6 +101,22 @@ def test_each_style_has_the_right_phases_without_evaluation(style, more, tmp_pat
 )
 def test_samples_are_counted_where_batches_are_used_again(counts, samples):
     assert samples_of(counts) == samples
+
+
+def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_torch(tmp_path):
+    (tmp_path / "plan.json").write_text('{"steps": 1000, "alone": 0.0}')
+    change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
+    observer = Observer(torch, str(tmp_path), change)
+    optimizers = [torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1) for _ in range(161)]
+    for _ in range(5):
+        observer.backward(lambda: None)
+        for optimizer in optimizers:
+            thread = threading.Thread(target=observer.after_update, args=(optimizer, (), {}))
+            thread.start()
+            thread.join()
+    assert len(observer.ends) == 4 and observer.thread == threading.get_ident()
+    assert (observer.about["optimizers"], observer.about["parameters"]) == (161, 322)
+    observer.recording = False  # or it writes the slice when this process ends
 
 
 @pytest.mark.slow
@@ -244,6 +262,7 @@ def test_a_slice_of_seconds_has_enough_steps_to_fill_it():
         ("/opt/bin/train", "train", ["/opt/bin/train"]),
     ],
 )
-def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command):
+def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda word: word)  # torchrun may be elsewhere
     (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
     assert (row.label, list(row.command)) == (name, command)

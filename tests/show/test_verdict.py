@@ -302,6 +302,8 @@ def test_a_cpu_needs_a_row_with_one_process_on_all_cores(rows):
     (advice,) = recommendations(of_two_cores(SINGLE, (ddp(), two()), *rows))
     assert advice.startswith("Recommendation: none. One process with all cores may be faster than any of these")
     assert "“DDP” is the fastest: 1.50 s per epoch with evaluation." in advice
+    weak = of_two_cores((ddp(batch_size=200), two()), SINGLE, *(rows and [whole(FAST)]))  # a batch of 100 per device
+    assert recommendations(weak)[0].startswith(f"Recommendation: {'use “SINGLE-ALL' if rows else 'none'}")
     without = of_two_cores(SINGLE, (ddp(), two()), (whole(None)[0], ["out of memory"]))
     assert recommendations(without)[0].startswith("Recommendation: use “DDP”")
     (advice,) = recommendations(report_of(SINGLE, (ddp(), two())))  # on one core, one device has all of them
