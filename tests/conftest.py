@@ -114,13 +114,13 @@ def project(request, data_root):
 @pytest.fixture
 def train(project, tmp_path):
     """Run a training script that must succeed. Returns its result as a dict, its weights and its output."""
+    import torch
+
     output, weights = tmp_path / "result.json", tmp_path / "weights.pth"
 
     def run(*command, **options):
         done = project(*command, "--output", output, "--save", weights, "--figure-dir", tmp_path / "figures", **options)
         assert done.returncode == 0, done.stderr
-        import torch
-
         result = json.loads(output.read_text())
         if importlib.util.find_spec("jsonschema"):
             assert not misfits(result, "run-result")

@@ -70,10 +70,8 @@ class Observer:
         self.evaluation_start = self.fetch_start = None  # indices into marks
         self.dataset = 0
         self.iterator, self.evaluates = lambda: None, False  # of the latest batch, and its use
-        self.recent, self.training = (
-            weakref.WeakSet(),
-            weakref.WeakSet(),
-        )  # iterators: since the last backward pass; all
+        self.recent = weakref.WeakSet()  # iterators used since the last backward pass
+        self.training = weakref.WeakSet()  # all iterators that are used for training
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
         self.thread = None  # that trains; others may prefetch
         self.optimizers, self.step_optimizer, self.others = [], lambda: None, 0  # step_optimizer: its steps are counted
@@ -105,11 +103,12 @@ class Observer:
 
     @opaque
     def start_loader(self, start, loader):
-        if not self.prefetches():
+        trains = not self.prefetches()
+        if trains:
             self.mark(self.outer_phase)
         iterator = start(loader)
         self.loaders[iterator] = loader
-        if not self.prefetches():
+        if trains:
             self.mark("data")
         return iterator
 

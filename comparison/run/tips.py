@@ -104,11 +104,8 @@ def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clo
     block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
     before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, "--figure-dir", compiled)
     runs: list[Run] = [
-        ScriptRun(
-            replace(row, command=(*before, *without_target(row.command), *after)),
-            *(block, directory, timeout, TIMED, tried.environment),
-        )
-        for row in rows
+        ScriptRun(row, block, directory, timeout, TIMED, tried.environment)
+        for row in (replace(row, command=(*before, *without_target(row.command), *after)) for row in rows)
     ]
     tried = replace(tried, plan=(*tried.plan, *(row for row in rows if row not in tried.plan)))
     for outcome in _outcomes(runs, tried.probe, block):
