@@ -20,6 +20,7 @@ from comparison.methods import Machine
 from comparison.run import forked
 from tests.fixtures import PROJECT, child_environment, misfits, run_in_process, small
 
+TESTED_IN = {"": "scripts", "comparison": "run", "observer": "run"}  # otherwise in the directory of the same name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # makes timing depend less on other programs
 # Background jobs of a shell ignore both signals, and their child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,12 +28,21 @@ signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_addoption(parser):
-    parser.addoption("--quarter", type=quarter, metavar="COMMIT", help="run a quarter of the tests that start programs")
+    more = "of the tests that start programs, run only those of what COMMIT changed, and a quarter of the others"
+    parser.addoption("--commit", help=more)
 
 
-def quarter(commit: str) -> int:
-    """Return the quarter of the tests, 0 to 3, for a commit's hash."""
-    return int(commit, 16) % 4
+def changed_in(commit):
+    """Return the files that a commit changed, none in a clone without history."""
+    command = ["git", "diff", "--name-only", f"{commit}^", commit]
+    return subprocess.run(command, cwd=PROJECT, capture_output=True, text=True).stdout.splitlines()
+
+
+def is_of(changed, item):
+    """Return whether a test's own file has changed, or one in the package that it tests."""
+    file = item.path.relative_to(PROJECT)
+    packages = (Path(other).parent.name for other in changed if not other.startswith("tests/"))
+    return str(file) in changed or file.parent.name in (TESTED_IN.get(package, package) for package in packages)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
@@ -42,11 +52,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.fault)
         if {"project", "browser"} & {*item.fixturenames}:
             item.add_marker(pytest.mark.process)
-    if (chosen := config.getoption("--quarter")) is not None:
+    if commit := config.getoption("--commit"):
         starting = [item for item in items if not {"process", "fault", "slow"}.isdisjoint(item.keywords)]
-        others = [item for number, item in enumerate(starting) if number % 4 != chosen]
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in others]
+        changed, quarter = changed_in(commit), int(commit, 16) % 4
+        left_out = [item for n, item in enumerate(starting) if n % 4 != quarter and not is_of(changed, item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     on_gpus = [item for item in items if "gpu" in item.keywords]
     if on_gpus and not importlib.import_module("torch").cuda.is_available():
         for item in on_gpus:

@@ -152,19 +152,27 @@ def test_freed_memory_is_reused_without_page_faults():
     assert kept < given_back / 4
 
 
-def test_each_test_that_starts_programs_belongs_to_one_quarter_chosen_by_the_commit(pytestconfig):
+def test_a_commit_chooses_the_tests_that_start_programs(pytestconfig, monkeypatch):
     conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
-    hook, run = SimpleNamespace(pytest_deselected=lambda items: None), []
-    for commit in ("a4", "b9", "2", "7"):
+    hook, run = SimpleNamespace(pytest_deselected=lambda items: None), {}
+    changed = {"a4": ["tests/run/test_1.py", "docs/flags.md"], "b9": ["common/ranks/agree.py"], "2": ["ddp_train.py"]}
+    monkeypatch.setattr(conftest, "changed_in", lambda commit: changed.get(commit, []))
+    for commit in (*changed, "7"):
         marks = ["slow"], ["fault"], ["process"], ["process", "slow"], []
         items = [
-            SimpleNamespace(path=PROJECT, keywords=marks[number % 5], number=number, fixturenames=())
-            for number in range(25)
+            SimpleNamespace(
+                path=PROJECT / "tests" / ("run", "ranks", "scripts")[number % 3] / f"test_{number % 2}.py",
+                keywords=marks[number % 5],
+                number=number,
+                fixturenames=(),
+            )
+            for number in range(60)
         ]
-        config = SimpleNamespace(getoption=lambda name, commit=commit: conftest.quarter(commit), hook=hook)
-        conftest.pytest_collection_modifyitems(config, items)
-        run.append([item.number for item in items])
-    always = {number for number in range(25) if number % 5 == 4}
-    assert all(always <= {*own} for own in run)
-    assert sorted(number for own in run for number in own if number not in always) == sorted({*range(25)} - always)
-    assert {*map(len, run)} == {10}
+        conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _, own=commit: own, hook=hook), items)
+        run[commit] = {item.number for item in items}
+    always = {number for number in range(60) if number % 5 == 4}
+    quarters = {commit: {*sorted({*range(60)} - always)[int(commit, 16) % 4 :: 4]} for commit in run}
+    assert set().union(*quarters.values()) | always == {*range(60)}
+    of_changed = {number for number in range(60) if number % 6 == 3}, {*range(1, 60, 3)}, {*range(2, 60, 3)}, set()
+    for commit, own in zip(run, of_changed, strict=True):
+        assert run[commit] == always | quarters[commit] | own
