@@ -1,15 +1,14 @@
 """Does --script find slowdowns planted in other people's training scripts, and no difference between equal rows?
 
-    python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2 --blocks 6
+    python benchmarks/own_scripts.py "mnist=python main.py" "gpt=python train.py --device=cpu" --seeds 1 2
 
 Run it in the directory of the scripts. For each command and seed, it compares the script, the same again, the same with
 an update or a loader that takes 5% of a step longer, and for several ranks the same with one rank whose update takes
-10% longer. The delays are planted before the script's first line; their length comes from a run before. Writes the
-verdict on each row to --output, and keeps the results of other scripts there. Comparisons disturbed by another program
-are left out.
+10% longer, as with --margin 3 and --budget 10m. The delays are planted before the script's first line; their length
+comes from a run before. Writes the verdict on each row to --output, and keeps the results of other scripts there.
+Comparisons disturbed by another program are left out.
 """
 
-import itertools
 import json
 import shlex
 from dataclasses import asdict, dataclass, replace
@@ -29,11 +28,12 @@ from comparison.methods import Machine
 from comparison.plan.flags import SLICE, WARM_UP
 from comparison.plan.plan import make_order
 from comparison.plan.scripts import parse_script, script_rows
-from comparison.record import Report
+from comparison.record import FIRST_STAGE, Report
 from comparison.rows import Configuration
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.turns import run_whole
 
+MARGIN, BUDGET = 0.03, 600.0  # the former as in --margin, the latter in seconds
 SHARES = {"update": 0.05, "data": 0.05, "straggler": 0.10}
 PLANTED = {
     "update": "from torch.optim.optimizer import register_optimizer_step_pre_hook as hook\nhook(lambda *_: sleep(S))",
@@ -49,9 +49,9 @@ RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 class Comparison:
     """The outcome of one comparison.
 
-    step: milliseconds of the plain script. planted, found: true and measured milliseconds of each planted row.
-    told_apart: whether the equal row was called faster or slower. slower: planted rows proved to be slower. causes: the
-    first cause named for each planted row.
+    blocks: that ran. step: milliseconds of the plain script. planted, found: true and measured milliseconds of each
+    planted row. told_apart: whether the equal row was called faster or slower. slower: planted rows proved to be
+    slower. causes: the first cause named for each planted row.
     """
 
     script: str
@@ -76,15 +76,16 @@ def planted_row(row: Configuration, kind: str, seconds: float, directory: Path) 
     return replace(row, name=f"{row.name}-{kind}", label=f"slow {kind}", command=command)
 
 
-def compare(text: str, seed: int, blocks: int) -> Comparison | None:
+def compare(text: str, seed: int) -> Comparison | None:
     """Run one comparison. None if another program disturbed it."""
     with temporary_directory() as directory:
-        return _compare(text, seed, blocks, Path(directory))
+        return _compare(text, seed, Path(directory))
 
 
-def _compare(text, seed, blocks, directory):
+def _compare(text, seed, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
-    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "repeats": blocks, "seed": 1000 * seed}
+    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "seed": 1000 * seed}
+    settings |= {"margin": MARGIN, "budget": BUDGET}
     outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment))
     if outcome.result is None:
         raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
@@ -93,7 +94,7 @@ def _compare(text, seed, blocks, directory):
     kinds = [kind for kind in PLANTED if possible[kind]]
     rows = [plain, replace(plain, name=f"{plain.name}-again", label="again")]
     rows += [planted_row(plain, kind, SHARES[kind] * step.whole / 1000, directory) for kind in kinds]
-    order = tuple(make_order([row.name for row in rows], blocks, seed))
+    order = tuple(make_order([row.name for row in rows], FIRST_STAGE, seed))
     report = Report("", settings, environment, None, tuple(rows), order, in_turns=True)
     if not (analysis := quiet_comparison(report, directory)):
         return None
@@ -110,7 +111,7 @@ def _compare(text, seed, blocks, directory):
         plain.label,
         shlex.join(plain.command),
         seed,
-        blocks,
+        len(analysis.report.whole_blocks),
         environment["cpu"],
         step.whole,
         {kind: SHARES[kind] * step.whole for kind in kinds},
@@ -150,8 +151,7 @@ def measured(runs: Runs) -> dict:
     """Return the results of these scripts, and those of other scripts in --output."""
     given, cases = runs.arguments, {}
     for seed in given.seeds:
-        for text, blocks in zip(given.scripts, itertools.cycle(given.blocks_of_each)):
-            cases[f"{text}, seed {seed}"] = partial(compare, text, seed, blocks)
+        cases |= {f"{text}, seed {seed}": partial(compare, text, seed) for text in given.scripts}
     found = list(runs.each(cases).values())
     if runs.output.exists():
         earlier = json.loads(runs.output.read_text(encoding="utf-8"))
@@ -165,8 +165,6 @@ def main() -> None:
     parser = benchmark_parser(__doc__, timeout=1800)
     parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
-    blocks = {"dest": "blocks_of_each", "type": int, "nargs": "+", "default": [6], "metavar": "N"}
-    parser.add_argument("--blocks", **blocks, help="runs of each row, in one comparison of all scripts or of each (6)")
     benchmark(parser.parse_args(), measured, table)
 
 
