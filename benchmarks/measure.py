@@ -2,10 +2,12 @@
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -146,9 +148,23 @@ def median(values: list[float], pattern: str) -> str:
 
 
 def cost_range(costs: list[float]) -> tuple[float, float]:
-    """Return the 5% and the 95% quantile, to one digit after the point."""
-    low, high = np.quantile(costs, (0.05, 0.95))
-    return round(float(low), 1), round(float(high), 1)
+    """Return the least and the largest, rounded outwards to one digit after the point."""
+    return math.floor(10 * min(costs)) / 10, math.ceil(10 * max(costs)) / 10
+
+
+def share_held(costs: Iterable[tuple[str, float]]) -> float:
+    """Return the share of a group's costs within the range of the other groups' costs, on average over the groups.
+
+    costs: (group, cost).
+    """
+    groups = defaultdict(list)
+    for group, cost in costs:
+        groups[group].append(cost)
+    shares = []
+    for group, own in groups.items():
+        low, high = cost_range([cost for other in groups if other != group for cost in groups[other]])
+        shares.append(statistics.mean(low <= cost <= high for cost in own))
+    return statistics.mean(shares)
 
 
 def as_table(header: str, rows: Iterable[tuple], left: tuple[int, ...] = (0,)) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torchvision
-from measure import as_table, cost_range
+from measure import as_table, cost_range, share_held
 from runs import Runs, benchmark, benchmark_parser
 from torch import nn
 
@@ -124,15 +124,6 @@ def rows_of(table: dict) -> list[Row]:
     return [found for system in table.values() for row in system["rows"] for found in efficiencies(system, row)]
 
 
-def share_held(rows: list[Row]) -> float:
-    """Return the share of a system's rows within the range of the other systems' rows, on average over the systems."""
-    shares = []
-    for system in {row.system for row in rows}:
-        low, high = cost_range([row.cost for row in rows if row.system != system])
-        shares.append(statistics.mean(low <= row.cost <= high for row in rows if row.system == system))
-    return statistics.mean(shares)
-
-
 def read_table() -> dict[str, dict]:
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
@@ -154,8 +145,8 @@ def table(results: dict) -> str:
     return (
         f"{as_table(header, texts)}\n\nOf all {len(rows)} rows, the median error is {statistics.median(errors):.1f} "
         f"points of efficiency, and {sum(error > 10 for error in errors)} are above 10. Exchanging and waiting cost "
-        f"{low:g} to {high:g} times the projection in 90% of them. The range of the other systems alone holds "
-        f"{share_held(rows):.0%} of a system's rows, on average over the systems."
+        f"{low:g} to {high:g} times the projection. The range of the other systems alone holds "
+        f"{share_held((row.system, row.cost) for row in rows):.0%} of a system's rows, on average over the systems."
     )
 
 

@@ -5,7 +5,7 @@ import json
 import links
 import published
 import pytest
-from measure import cost_range
+from measure import cost_range, share_held
 
 from comparison.judge.projection import GLOO_COSTS, NCCL_COSTS
 from tests.fixtures import PROJECT
@@ -55,3 +55,8 @@ def test_buckets_hold_all_gradients_in_the_order_of_the_backward_pass(network, p
         assert all(bucket.size >= (others if number else first) for number, bucket in enumerate(buckets[:-1]))
         left = [bucket.left for bucket in buckets]
         assert left == sorted(left, reverse=True) and left[-1] == pytest.approx(0)
+
+
+def test_the_share_held_is_a_mean_over_groups_by_the_range_of_the_others():
+    costs = [("a", 1.0), ("a", 3.0), ("b", 2.0), ("b", 2.5), ("b", 2.9), ("b", 9.0)]
+    assert share_held(costs) == pytest.approx((1 / 2 + 3 / 4) / 2)
