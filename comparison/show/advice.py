@@ -20,6 +20,7 @@ from comparison.words import count, join, say
 
 # Causes whose sentences contain advice.
 ADVISED = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data")
+LARGE = 0.25  # share of what a step takes longer than ideal scaling, from which a cause is worth --prove
 HALVING = 4  # times as many runs halve an interval
 
 
@@ -265,10 +266,15 @@ def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:
 
 
 def _causes_to_prove(analysis):
-    """For each row name, the reported cause that --prove can remove."""
-    reported = {entry.name: {cause.kind for cause in entry.causes} for entry in analysis.rows}
-    remedies = find_remedies(analysis)
-    return {remedy.row.name: remedy.cause for remedy in remedies if remedy.cause in reported[remedy.row.name]}
+    """For each row name, the reported cause that --prove can remove, if it may be what slows the row down."""
+    rows, causes = {entry.name: entry for entry in analysis.rows}, {}
+    for remedy in find_remedies(analysis):
+        entry = rows[remedy.row.name]
+        slower = entry.accounts.steps.total.value if entry.accounts.steps else 0.0
+        reported = any(cause.kind == remedy.cause for cause in entry.causes)
+        if reported and remedy.predicted.value >= LARGE * slower:
+            causes[entry.name] = remedy.cause
+    return causes
 
 
 def told_apart(ratio: Ratio) -> bool:

@@ -82,7 +82,7 @@ def test_the_screen_has_title_recommendation_table_and_notes():
         ["DDP", "1.50", "1.00", "4,096"],
         ["SINGLE", "2.50", "1.67 [1.66, 1.67]", "0.0"],
     ]
-    assert ": 0.36 [0.26, 0.40] on 4 devices." in terminal_text(analyse(full_report()))  # 2 devices were measured
+    assert ": 0.36 [0.21, 0.43] on 4 devices." in terminal_text(analyse(full_report()))  # 2 devices were measured
     assert "within 1.5e-08" in notes and notes.endswith("Causes, figures and definitions: a/report.html")
 
 
@@ -170,6 +170,7 @@ ALIKE = (configuration("pipeline"), runs("pipeline", (1.0, 1.01, 0.99), count=2)
 INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
 LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
+OUTSIDE = (DDP[0], runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2, phases=(0.5, 0.25, 10.0, 23.0, 1.5)))
 MODELS = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
 NEXT = {  # situation → (report, part of the next step)
     "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
@@ -189,6 +190,7 @@ NEXT = {  # situation → (report, part of the next step)
     "tied": (report_of(SINGLE, DDP, ALIKE, UNSURE), "--repeats 12 (now 3)"),
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
     "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
+    "a small cause": (report_of(SINGLE, OUTSIDE), None),  # the backward pass has 3 of 20 ms
     "nothing": (report_of(SINGLE, DDP, prove=True), None),
     "a row that is no slower": (report_of((configuration(), runs(first=9.0)), LATE), None),
 }  # fmt: skip
