@@ -5,6 +5,7 @@ recorded by the pretended GPUs. DDP and fully_shard() are replaced, as their C++
 """
 
 import contextlib
+import threading
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -64,7 +65,7 @@ class StandIn(nn.Module):
 
 class FakeHeartbeat:
     def __init__(self, store, rank, ranks):
-        self.call = pretended_gpus.gpus.call
+        self.call, self.left = pretended_gpus.gpus.call, threading.Event()
 
     def start(self):
         self.call("heartbeat")

@@ -24,9 +24,10 @@ def default_loader(config: Any, processes: int, free: float) -> str:
     return "resident" if needed <= min(free, processes * (config.memory_limit or math.inf)) else "workers"
 
 
-def with_loader(config: RunConfig, loader: str) -> RunConfig:
-    """Return `config` with its loader set, and without workers if that loader has none."""
-    return replace(config, loader=loader, num_workers=0 if loader == "resident" else config.num_workers)
+def with_loader(config: RunConfig, loader: str, lacks_cores: bool) -> RunConfig:
+    """Return `config` with its loader, and without workers if that has none, or by default if they lack cores."""
+    without = loader == "resident" or (lacks_cores and config.num_workers is None)
+    return replace(config, loader=loader, num_workers=0 if without else config.num_workers)
 
 
 def _training_shape(config):

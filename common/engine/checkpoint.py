@@ -1,5 +1,6 @@
 """Checkpoints: everything needed to resume a training as if it had never been interrupted."""
 
+import contextlib
 import pickle
 import zipfile
 from argparse import Namespace
@@ -64,6 +65,15 @@ def read_checkpoint(config: RunConfig, options: Namespace, content: dict[str, st
         advice = f"use the flags and files of that training, or {ANEW}"
         raise SuiteError(f"{what}: that was another training", "; ".join(changed), advice, USAGE)
     return state
+
+
+def resumed_loader(config: RunConfig) -> str | None:
+    """Return the loader of the training that --resume continues; None if its file does not tell."""
+    path = config.resume or ""
+    with contextlib.suppress(OSError, *DAMAGED):
+        refuse_inflated(path)
+        return torch.load(path, mmap=True, weights_only=True)["config"].get("loader")
+    return None
 
 
 def _damaged(path, found):
@@ -180,7 +190,7 @@ class Checkpoints:
             self.scaler.load_state_dict(state["scaler"])
             self.schedule.load_state_dict(state["schedule"])
             torch.set_rng_state(state["random"][rank]["cpu"])
-            for device, generator_state in zip(self.gpus, state["random"][rank]["gpus"], strict=True):
+            for device, generator_state in zip(self.gpus, state["random"][rank]["gpus"], strict=False):  # may be new
                 torch.cuda.set_rng_state(generator_state, device)
             return state["records"], state["begun"][rank] if state["begun"] else None, position
         except torch.OutOfMemoryError:  # a RuntimeError, but the file is fine

@@ -70,7 +70,7 @@ def train_one_epoch(
             if after_step:
                 after_step()
             place.after_batch()
-            if pending_signal() and place.all_stop_after(step):
+            if (pending_signal() or place.others_end()) and place.all_stop_after(step):
                 break
     phases = [*timer.phases()]
     training = Training(

@@ -36,14 +36,22 @@ class Place:
         """Return the values of all ranks, in rank order, on every rank."""
         return [value]
 
+    def gather_in_turn(self, value) -> list:
+        """Do what gather() does, for values that are too large to be sent all at once."""
+        return self.gather(value)
+
     def share_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers to all ranks."""
 
     def after_batch(self) -> None:
         """Called by the host, which may be ahead of its GPU, after each training or evaluation batch."""
 
+    def others_end(self) -> bool:
+        """Return whether another rank was asked to end, which happened a second ago at most."""
+        return False
+
     def all_stop_after(self, step: int) -> bool:
-        """Return whether all ranks end after this step of an epoch. A rank that received a signal asks every step."""
+        """Return whether all ranks end after this step of an epoch. A rank that knows of a signal asks every step."""
         return True
 
     def leave(self) -> None:

@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import psutil
 import torch
@@ -21,12 +20,8 @@ from common.settings.config import RunConfig
 TOLERATED_WAITING = 0.25  # threads that wait for a core, on average
 
 
-def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> RunConfig:
-    """Prepare this process, `number` of `processes` that share the same cores, for training; return its config.
-
-    That is `config`, without loader workers if --num-workers was not given and a CPU has no core for each of them:
-    there they cost lenet more time than they save (benchmarks/loaders.py).
-    """
+def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> None:
+    """Prepare this process, `number` of `processes` that share the same cores, for training."""
     check_memory_limit(config, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # first: calls without a device, e.g. pinning, would take memory of cuda:0
@@ -39,8 +34,29 @@ def prepare_process(config: RunConfig, device: torch.device, number: int = 0, pr
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.precision == "tf32"
     keep_freed_memory()
     check_precision(config, device)
-    crowded = device.type == "cpu" and available_cores() < processes + max(2, processes)
-    return replace(config, num_workers=0) if crowded and config.num_workers is None else config
+
+
+def lacks_cores(device: torch.device, processes: int) -> bool:
+    """Return whether a CPU has no core for each of `processes` and for each worker that is the default.
+
+    There, workers cost lenet more time than they save (benchmarks/loaders.py).
+    """
+    return device.type == "cpu" and available_cores() < processes + max(2, processes)
+
+
+def check_convolution(device: torch.device) -> None:
+    """Raise SuiteError (MACHINE) unless a device computes a small convolution correctly."""
+    ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
+    try:
+        outputs = torch.nn.functional.conv2d(
+            ones.to(device), ones[:, :, :3, :3].to(device)
+        )  # 6 x 6 outputs of 8 x 3 x 3
+        fault = "" if outputs.sum().item() == 36 * 72 else "a convolution gives a wrong result there"
+    except RuntimeError as error:
+        fault = str(error).partition("\n")[0]
+    if fault:
+        advice = "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu"
+        raise SuiteError(f"{device_name(device)} cannot be used", fault, advice, MACHINE)
 
 
 def threads_of(config: RunConfig, processes: int) -> int:

@@ -39,11 +39,11 @@ import psutil
 import torch
 
 from common.data.archives import all_exist, read_checked
-from common.engine.setup import speed_up_of
+from common.engine.setup import check_convolution, speed_up_of
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_devices, describe_environment, device_name, require_torchvision
+from common.machine.environment import available_devices, describe_environment, require_torchvision
 from common.machine.lifetime import tags
 from common.machine.memory import free_memory
 from common.programs.cluster import diagnose
@@ -67,11 +67,11 @@ def failed(name: str, error: SuiteError) -> Check:
 
 
 def check_all(
-    data_root: Path, output_dir: Path, device: str = "auto", exchange: bool = True
+    data_root: Path, output_dir: Path, device: str = "auto", alone: bool = True
 ) -> tuple[list[Check], dict | None]:
     """Return all checks, and describe_environment(), or None if `--device` cannot train.
 
-    exchange: whether to check that the GPUs of this machine exchange data.
+    alone: whether this process checks all GPUs. Otherwise it is a rank, and the ranks check them together.
     """
     advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer"
     checks = [bad_if(sys.version_info < LEAST_PYTHON, "Python", f"Python {platform.python_version()}", advice)]
@@ -80,13 +80,13 @@ def check_all(
         require_torchvision()
         name = "GPUs"
         devices = available_devices(device)
-        if exchange and len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
+        if alone and len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
             step, error = broken
             if step == ALL_REDUCE:
                 raise error
             checks.append(failed(step, error))
-        for one in devices:
-            _check_convolution(one)
+        for one in devices if alone else ():
+            check_convolution(one)
         environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
         checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root)]
@@ -96,21 +96,6 @@ def check_all(
     found = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
     checks.append(Check("CPU cores", OK if cores == all_cores else NOTE, found))
     return [*checks, _shared_memory(), *_directories(data_root, output_dir), _running()], environment
-
-
-def _check_convolution(device):
-    """Raise SuiteError (MACHINE) unless a device computes a small convolution correctly."""
-    ones = torch.ones(1, 8, 8, 8)  # (B, C, H, W)
-    try:
-        outputs = torch.nn.functional.conv2d(
-            ones.to(device), ones[:, :, :3, :3].to(device)
-        )  # 6 x 6 outputs of 8 x 3 x 3
-        fault = "" if outputs.sum().item() == 36 * 72 else "a convolution gives a wrong result there"
-    except RuntimeError as error:
-        fault = str(error).partition("\n")[0]
-    if fault:
-        advice = "install a PyTorch that supports it, leave it out with CUDA_VISIBLE_DEVICES, or type --device cpu"
-        raise SuiteError(f"{device_name(device)} cannot be used", fault, advice, MACHINE)
 
 
 def _gpus(environment):
@@ -186,8 +171,8 @@ def _is_in_own_namespace(pid):
 
 
 def _as_rank(arguments):
-    """Return what a rank reports of its machine. The ranks check the exchange between GPUs together."""
-    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device, exchange=False)
+    """Return what a rank reports of its machine."""
+    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device, alone=False)
     return {"checks": [*map(asdict, checks)], "environment": environment}
 
 

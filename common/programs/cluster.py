@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from common.engine.setup import check_convolution
 from common.engine.timing import synchronize
 from common.errors import MACHINE, SuiteError
 from common.files.checksums import CODE, code_checksum, file_checksum
@@ -23,7 +24,7 @@ from common.ranks.group import shutdown
 from common.ranks.links import MeasuredLink, connect_all, find_interface, listen, measure
 from common.ranks.lost import torch_message
 from common.ranks.meet import from_environment, rank_device, rank_from_environment
-from common.ranks.roll import Roll
+from common.ranks.roll import ANSWER_SECONDS, Roll
 from common.words import count
 
 LIMIT = 55.0  # seconds for everything, less than a minute
@@ -43,7 +44,7 @@ def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
     examine(): the `checks` of this machine alone and its `environment`, as JSON values.
     """
     rank, ranks = rank_from_environment()
-    roll, began = Roll(rank, ranks), time.monotonic()
+    roll, began = Roll(rank, ranks, LIMIT - ANSWER_SECONDS), time.monotonic()
     job = Job(roll.lost)
     _end_after_limit(roll, job, began)
     roll.connect(COME_SECONDS)
@@ -98,6 +99,7 @@ def _examine(rank, hosts, arguments, examine):
     device, record = None, {"cores": available_cores(), "threads": torch.get_num_threads()}
     try:
         device = rank_device(arguments.device, here.index(rank), len(here))
+        check_convolution(device)
     except SuiteError as error:
         record["fault"] = str(error)
     if rank == here[0]:
@@ -142,6 +144,7 @@ def _measured(connection, seconds):
     try:
         return measure(connection, seconds)
     except OSError:
+        connection.close()  # the rest of an answer would be read as that of the next request
         return MeasuredLink(math.inf, 0.0, 0.0)
 
 

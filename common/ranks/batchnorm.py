@@ -21,7 +21,7 @@ class _Sum(torch.autograd.Function):
 class RanksBatchNorm(nn.BatchNorm2d):
     """BatchNorm2d over the images of all ranks, like nn.SyncBatchNorm. Every rank must have the same number of images.
 
-    The ranks exchange 2 C numbers in the forward pass and 2 C in the backward pass.
+    N ranks exchange 2 C N numbers in the forward pass and as many in the backward pass.
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -29,10 +29,12 @@ class RanksBatchNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(images)
         ranks, pixels = distributed.get_world_size(), images.numel() // images.shape[1]
-        exact = images.to(torch.promote_types(images.dtype, torch.float32))  # a difference of squares follows
-        variance, mean = torch.var_mean(exact, (0, 2, 3), correction=0)  # (C,)
-        mean, mean_square = _Sum.apply(torch.stack([mean, variance + mean.square()])) / ranks
-        variance = mean_square - mean.square()
+        exact = images.to(torch.promote_types(images.dtype, torch.float32))
+        own = torch.stack(torch.var_mean(exact, (0, 2, 3), correction=0))  # (2, C)
+        place = torch.eye(ranks, device=own.device)[distributed.get_rank()]
+        variances, means = _Sum.apply(place[:, None, None] * own).unbind(1)  # (N, C)
+        between, mean = torch.var_mean(means, 0, correction=0)
+        variance = variances.mean(0) + between  # a difference of squares would lose digits
         if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 if self.num_batches_tracked is not None:

@@ -83,6 +83,7 @@ def make_accelerator(place):
     from accelerate import Accelerator, DistributedDataParallelKwargs
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or Accelerate overrides prepare_process()
+    os.environ.setdefault("ACCELERATE_BYPASS_DEVICE_MAP", "true")  # or DDP gets cuda:LOCAL_RANK, even if hidden
     wrapper = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     # mixed_precision="no" overrides the user's Accelerate configuration, which could change the numbers.
     return Accelerator(cpu=place.device.type == "cpu", mixed_precision="no", kwargs_handlers=[wrapper])

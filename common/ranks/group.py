@@ -16,6 +16,8 @@ from common.ranks.agree import refuse_different_ranks
 from common.ranks.lost import GRACE_SECONDS, Heartbeat, publish_process
 from common.settings.config import RunConfig
 
+ASKED, LOOK_EVERY = "asked", 1.0  # the key that says that a rank was asked to end; seconds between looks at it
+
 
 class Rank(Place):
     """One of several ranks, with its own device. store: a store shared by all ranks, usable without a process group."""
@@ -24,7 +26,9 @@ class Rank(Place):
         super().__init__([device])
         self.rank, self.ranks, self.launched = rank, ranks, has_launcher()
         self.store, self.config, self.options = store, config, options
-        self.end_announced = False
+        self.heartbeat: Heartbeat | None = None
+        self.end_announced = self.others_asked = False
+        self.looked = 0.0
 
     def check_same_settings(self, image_set: ImageSet) -> None:
         if self.ranks > 1:
@@ -46,13 +50,23 @@ class Rank(Place):
             )
         publish_process(self.store, self.rank)
         if on_gpu and self.ranks > 1:
-            heartbeat = Heartbeat(self.store, self.rank, self.ranks)
-            heartbeat.start()
-            self.after_batch = heartbeat.beat  # type: ignore[method-assign]
+            self.heartbeat = Heartbeat(self.store, self.rank, self.ranks)
+            self.heartbeat.start()
+            self.after_batch = self.heartbeat.beat  # type: ignore[method-assign]
 
     def gather(self, value) -> list:
         self.after_batch()
         return gather(value)
+
+    def gather_in_turn(self, value) -> list:
+        """Do what gather() does for large values: a GPU, through which NCCL sends them, holds only one at a time."""
+        values = []
+        for source in range(self.ranks):
+            self.after_batch()
+            one = [value if source == self.rank else None]
+            dist.broadcast_object_list(one, source)
+            values += one
+        return values
 
     def share_buffers(self, model: nn.Module) -> None:
         """Broadcast rank 0's buffers. DistributedDataParallel would do so in every training step, where nothing reads
@@ -60,6 +74,12 @@ class Rank(Place):
         """
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0)
+
+    def others_end(self) -> bool:
+        """Return whether a rank was asked to end. Looks once a second, and only if there will be a checkpoint."""
+        if self.config.checkpoint and not self.others_asked and time.monotonic() > self.looked + LOOK_EVERY:
+            self.looked, self.others_asked = time.monotonic(), self.store.check([ASKED])
+        return self.others_asked
 
     def all_stop_after(self, step: int) -> bool:
         """Return whether this step follows the one at which the last rank was asked to end: then all ranks end.
@@ -73,11 +93,14 @@ class Rank(Place):
         if not self.end_announced:
             self.end_announced = True
             self.store.set(keys[self.rank], str(step))
+            self.store.set(ASKED, "")
         return self.store.check(keys) and step > max(map(int, self.store.multi_get(keys)))
 
     def leave(self) -> None:
         self.after_batch()
         shutdown()
+        if self.heartbeat:
+            self.heartbeat.left.set()
 
 
 def gather(value) -> list:

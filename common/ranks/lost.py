@@ -44,7 +44,7 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
         if pending_signal():  # the other rank got the signal too, or the launcher noticed its end
             sys.exit(128 + pending_signal())
         if missing is None:
-            cause = f"{os.environ['MASTER_ADDR']}, where the ranks meet, did not answer; {cause}"
+            cause = f"{silent_host()}; {cause}"
         elif missing:
             atexit.register(kill_ranks, group_store(), missing)  # runs after the error line is printed
             cause = f"rank {', '.join(map(str, missing))} did not answer in time; {cause}"
@@ -59,7 +59,7 @@ def _missing_ranks(dist_timeout):
 
     If the store does not answer at all, rank 0 is lost, which held it; None if torchrun holds it.
     """
-    start, missing = time.monotonic(), None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else [0]
+    start, missing = time.monotonic(), [0] if rank_0_holds_store() else None
     try:
         store = group_store()
         store.set(f"lost-{dist.get_rank()}", "")
@@ -73,12 +73,23 @@ def _missing_ranks(dist_timeout):
         return missing
 
 
+def rank_0_holds_store() -> bool:
+    """Return whether rank 0 holds the store, and not torchrun."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def silent_host() -> str:
+    """Return what to say if torchrun, which holds the store, does not answer."""
+    return f"{os.environ['MASTER_ADDR']}, where the ranks meet, did not answer"
+
+
 class Heartbeat:
     """A rank's progress, as calls of beat(): after each batch, and before it waits for all other ranks."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int):
         self.store, self.rank, self.beats = store, rank, 0
         self.keys = [f"beats-{other}" for other in range(world_size)]
+        self.left = threading.Event()  # set when this rank needs the others no more
         self.behind: dict[int, tuple[int, float]] = {}  # rank furthest behind → its beats, and for how many seconds
 
     def start(self) -> None:
@@ -104,18 +115,19 @@ class Heartbeat:
 
     def _watch(self):
         before = time.monotonic()
-        with contextlib.suppress(RuntimeError):  # the process that held the store has ended
-            while True:
-                time.sleep(HEARTBEAT_SECONDS)
+        try:
+            while not self.left.wait(HEARTBEAT_SECONDS):
                 before, passed = time.monotonic(), time.monotonic() - before
                 lost = self.lost_ranks(min(passed, 2 * HEARTBEAT_SECONDS))  # a suspended job does not count
                 if lost and self.rank not in lost:
-                    self._end(lost)
+                    self._end(lost, ", ".join(f"rank {rank} did not answer in time" for rank in lost))
+        except RuntimeError:  # the process that held the store has ended; its launcher may end this one
+            if not self.left.wait(GRACE_SECONDS):
+                self._end([], "rank 0 did not answer in time" if rank_0_holds_store() else silent_host())
 
-    def _end(self, lost):
+    def _end(self, lost, found):
         """Name and kill the lost ranks, and end this process, whose main thread waits for a GPU."""
         if not pending_signal():
-            found = ", ".join(f"rank {rank} did not answer in time" for rank in lost)
             print_error(_lost_contact(found), as_rank=True)
         kill_ranks(self.store, lost)
         os._exit(128 + pending_signal() if pending_signal() else FAILED)

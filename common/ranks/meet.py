@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from common.data.fitting import default_loader, with_loader
+from common.engine.checkpoint import resumed_loader
+from common.engine.setup import lacks_cores
 from common.errors import FAILED, MACHINE, USAGE, SuiteError
 from common.machine.cores import usable_cores
 from common.machine.environment import available_devices
@@ -76,10 +78,11 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
         local_rank, local_world_size = from_environment("LOCAL_RANK"), from_environment("LOCAL_WORLD_SIZE")
     os.environ.update(LOCAL_RANK=str(local_rank), LOCAL_WORLD_SIZE=str(local_world_size))
     device = rank_device(config.device, local_rank, local_world_size)
-    if config.loader is None:  # the free memory of the ranks may differ
-        own = default_loader(config, len(here) if device.type == "cpu" else 1, free_memory(device))
-        all_fit = {*all_gather_json(store, "loader", own, rank, world_size)} == {"resident"}
-        config = with_loader(config, "resident" if all_fit else "workers")
+    processes = len(here) if device.type == "cpu" else 1
+    fitting = config.loader or resumed_loader(config) or default_loader(config, processes, free_memory(device))
+    own = [fitting, lacks_cores(device, len(sharing))]  # which may differ between the machines
+    loaders, lacking = zip(*all_gather_json(store, "loader", own, rank, world_size), strict=True)
+    config = with_loader(config, config.loader or max(loaders), any(lacking))  # "workers" if it is any rank's
     return Rank(rank, world_size, device, store, config, options), (sharing.index(rank), len(sharing))
 
 

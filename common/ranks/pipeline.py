@@ -211,7 +211,7 @@ def describe_stages(parallel: Pipeline, model: nn.Sequential, optimizer) -> dict
     stages = count(place.ranks, "stage") + "".join(f", from {names[index]}" for index in parallel.cut[1:-1])
     return {
         "method": "pipeline",
-        "states": States(parallel.rows.blocks, optimizer, before, place.gather),
+        "states": States(parallel.rows.blocks, optimizer, before, place.gather_in_turn),
         "note": f"{stages}; {count(options.micro_batches, 'micro-batch', 'es')}, {options.pipeline_schedule}",
     }
 

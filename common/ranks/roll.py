@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -17,10 +18,14 @@ ANSWER_SECONDS = 4.0  # for a rank to do the next step
 
 
 class Roll:
-    """The ranks that have answered every call so far. lost: rank → the step that it did not do in time."""
+    """The ranks that have answered every call so far. lost: rank → the step that it did not do in time.
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    limit: seconds in which all calls end. Rank 0 decides who is late, so the others wait for it that long.
+    """
+
+    def __init__(self, rank: int, ranks: int, limit: float) -> None:
         self.rank, self.members, self.step = rank, [*range(ranks)], "come"
+        self._end = time.monotonic() + limit
         self.lost: dict[int, str] = {}
         self._calls = 0
 
@@ -37,7 +42,7 @@ class Roll:
         self._store.set(f"{self._calls}-{self.rank}", json.dumps(value))
         if self.rank == 0:
             self._publish(seconds)
-        values = self._published(seconds + ANSWER_SECONDS)
+        values = self._published(max(ANSWER_SECONDS, self._end - time.monotonic()))
         self.lost |= {rank: step for rank in self.members if rank not in values}
         self.members = [*values]
         if self.rank not in values:

@@ -16,12 +16,12 @@ from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 from common.data.fitting import default_loader, with_loader
 from common.data.image_set import load_image_set
 from common.data.loaders import check_enough_images
-from common.engine.checkpoint import content_of, read_checkpoint
+from common.engine.checkpoint import content_of, read_checkpoint, resumed_loader
 from common.engine.place import Place
-from common.engine.setup import check_memory_limit, check_precision, prepare_process
+from common.engine.setup import check_memory_limit, check_precision, lacks_cores, prepare_process
 from common.errors import FAILED, MACHINE, READER_GONE, USAGE, SuiteError, describe_exit
 from common.machine.cores import available_cores
-from common.machine.entry import AFTER_STEP, end_after_step, pending_signal, run_script
+from common.machine.entry import AFTER_STEP, call_early, end_after_step, pending_signal, run_script
 from common.machine.environment import ASK_NVML, available_devices, forks_can_use_gpus
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.machine.memory import free_memory, mapped_files, populate
@@ -67,7 +67,6 @@ def start_ranks(
         if options.spawn:
             spawn_ranks(options.spawn, train, config, options, options.spawn if share_batches else 1)
             return
-        become_rank()
         if "RANK" in os.environ:
             _train_as_rank(train, config, options)
         elif alone:
@@ -78,20 +77,22 @@ def start_ranks(
             advice = f"type torchrun --standalone --nproc_per_node=2 {script}, or python {script} --spawn 2"
             raise SuiteError(what, found, advice, USAGE)
 
+    if not options.spawn:
+        call_early(become_rank, as_rank=True)  # before run_script() chooses what a signal does
     run_script(main, as_rank=True)
 
 
 def _train_alone(train, config, options, choose_devices):
     place = Place(choose_devices(config, options))
-    if config.loader is None:
-        config = with_loader(config, default_loader(config, 1, free_memory(place.device)))
-    train(prepare_process(config, place.device), options, place)
+    loader = config.loader or resumed_loader(config) or default_loader(config, 1, free_memory(place.device))
+    prepare_process(config, place.device)
+    train(with_loader(config, loader, lacks_cores(place.device, 1)), options, place)
 
 
 def _train_as_rank(train, config, options, init_method="env://"):
     with name_lost_ranks(options.dist_timeout):
         place, sharing = find_ranks(config, options, init_method)
-        place.config = prepare_process(place.config, place.device, *sharing)
+        prepare_process(place.config, place.device, *sharing)
         train(place.config, options, place)
 
 

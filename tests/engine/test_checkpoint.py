@@ -10,7 +10,7 @@ from torch import nn
 
 from common.data.image_set import load_image_set
 from common.data.loaders import make_loaders
-from common.engine.checkpoint import read_checkpoint
+from common.engine.checkpoint import read_checkpoint, resumed_loader
 from common.engine.run import run
 from common.engine.step import build_optimizer
 from common.models.build import build_model
@@ -52,6 +52,24 @@ def test_resuming_equals_an_uninterrupted_training(workers, optimizer, train, tm
     finished = str(tmp_path / "rest.pt")
     again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
     assert again == whole
+
+
+def test_a_checkpoint_of_a_gpu_is_resumed_without_one(tmp_path):
+    config = make_config(checkpoint=str(tmp_path / "gpu.pt"))
+    make_checkpoints(config).keep([])
+    state = torch.load(config.checkpoint, weights_only=True)
+    state["random"][0]["gpus"] = [torch.zeros(16, dtype=torch.uint8)]
+    torch.save(state, config.checkpoint)
+    assert make_checkpoints(replace(config, resume=config.checkpoint)).resume()[2] == "before its first epoch"
+
+
+def test_the_loader_of_a_checkpoint_is_kept(tmp_path):
+    file = str(tmp_path / "resident.pt")
+    make_checkpoints(make_config(checkpoint=file, loader="resident")).keep([])
+    assert resumed_loader(make_config(resume=file)) == "resident"
+    (tmp_path / "no.pt").write_text("a text")
+    for path in (None, str(tmp_path / "no.pt"), str(tmp_path / "missing.pt")):
+        assert resumed_loader(make_config(resume=path)) is None
 
 
 def test_the_loss_scale_is_resumed(tmp_path):

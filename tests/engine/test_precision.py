@@ -193,10 +193,22 @@ def test_a_first_step_of_fp16_that_is_skipped_leaves_no_momentum(optimizer):
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+def alone():
+    """The functions of torch.distributed for a single rank."""
+    return SimpleNamespace(get_world_size=lambda: 1, get_rank=lambda: 0, all_reduce=lambda _: None)
+
+
+def test_batchnorm_over_the_ranks_of_channels_that_hardly_vary(monkeypatch):
+    monkeypatch.setattr(batchnorm, "distributed", alone())
+    images = 20 + 2e-3 * torch.randn(16, 3, 8, 8)
+    found, expected = (kind(3)(images) for kind in (batchnorm.RanksBatchNorm, nn.BatchNorm2d))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+
+
 @pytest.mark.parametrize("mean", [0.0, 20.0])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_batchnorm_over_the_ranks_in_each_precision(dtype, mean, monkeypatch):
-    monkeypatch.setattr(batchnorm, "distributed", SimpleNamespace(get_world_size=lambda: 1, all_reduce=lambda _: None))
+    monkeypatch.setattr(batchnorm, "distributed", alone())
     images, usual, own = torch.randn(16, 3, 8, 8) + mean, nn.BatchNorm2d(3), batchnorm.RanksBatchNorm(3)
     found, expected = (
         own.to(dtype if dtype == torch.float64 else None)(images.to(dtype)),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from common.data.fitting import with_loader
 from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.errors import SuiteError
@@ -20,17 +21,17 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture
 def prepared(monkeypatch):
-    """prepared(kind, cores, processes, **values): return the result of prepare_process() and the calls it made."""
+    """prepared(kind, processes, **values): return the calls that prepare_process() made on 8 cores."""
 
-    def prepared(kind="cpu", cores=8, processes=1, **values):
+    def prepared(kind="cpu", processes=1, **values):
         calls = []
-        monkeypatch.setattr(process, "available_cores", lambda: cores)
+        monkeypatch.setattr(process, "available_cores", lambda: 8)
         for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads", "torch.cuda.set_device"):
             monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
         monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-        config = process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
+        process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
         assert torch.backends.cudnn.benchmark
-        return config, calls
+        return calls
 
     return prepared
 
@@ -39,11 +40,11 @@ def prepared(monkeypatch):
 def test_a_process_sets_its_threads_and_checks_the_precision(threads, processes, expected, prepared):
     check = ("check_precision", make_config(threads=threads), CPU)
     done = [("torch.set_num_threads", expected), ("keep_freed_memory",), check]
-    assert prepared(threads=threads, processes=processes)[1] == done
+    assert prepared(threads=threads, processes=processes) == done
 
 
 def test_a_process_on_a_gpu_makes_it_its_own_before_anything_else(prepared):
-    _, (first, *others) = prepared("cuda:1")
+    first, *others = prepared("cuda:1")
     assert first == ("torch.cuda.set_device", torch.device("cuda:1"))
     assert [name for name, *_ in others] == ["torch.set_num_threads", "keep_freed_memory", "check_precision"]
 
@@ -60,8 +61,11 @@ def test_a_process_on_a_gpu_makes_it_its_own_before_anything_else(prepared):
         (1, 1, "cuda:0", None, None),
     ],
 )
-def test_default_loader_workers_need_free_cores(cores, processes, kind, typed, expected, prepared):
-    assert prepared(kind, cores, processes, num_workers=typed)[0] == make_config(num_workers=expected)
+def test_default_loader_workers_need_free_cores(cores, processes, kind, typed, expected, monkeypatch):
+    monkeypatch.setattr(process, "available_cores", lambda: cores)
+    lacking = process.lacks_cores(torch.device(kind), processes)
+    assert with_loader(make_config(num_workers=typed), "workers", lacking).num_workers == expected
+    assert with_loader(make_config(num_workers=typed), "resident", lacking).num_workers == 0
 
 
 @pytest.mark.parametrize(

@@ -94,14 +94,20 @@ def find_rank(monkeypatch):
 )
 def test_ranks_pinned_by_a_launcher_share_cores_with_the_ranks_on_the_same_cores(allowed, sharing, find_rank):
     for rank in range(4):
-        _, found = find_rank(rank, 4, make_config(loader="resident"), host=[["here", [*cores]] for cores in allowed])
+        told = {"host": [["here", [*cores]] for cores in allowed], "loader": [["resident", False]] * 4}
+        _, found = find_rank(rank, 4, make_config(loader="resident"), **told)
         assert found == sharing[rank] and os.environ["LOCAL_RANK"] == str(rank)
 
 
 @pytest.mark.parametrize(
-    "loaders, expected", [(["resident"] * 2, ("resident", 0)), (["resident", "workers"], ("workers", None))]
+    "loaders, expected",
+    [
+        ([["resident", False], ["resident", True]], ("resident", 0)),
+        ([["resident", False], ["workers", False]], ("workers", None)),
+        ([["workers", False], ["workers", True]], ("workers", 0)),  # as the second has no core for its worker
+    ],
 )
-def test_ranks_agree_on_a_loader_if_their_free_memory_differs(loaders, expected, find_rank):
+def test_ranks_agree_on_a_loader_if_their_memory_or_cores_differ(loaders, expected, find_rank):
     hosts = [["here", [0]], ["there", [0]]]
     place, _ = find_rank(0, 2, make_config(num_workers=None), local=("0", "1"), host=hosts, loader=loaders)
     assert (place.config.loader, place.config.num_workers) == expected

@@ -3,10 +3,12 @@
 The nodes are on this machine. Each has its own network, host name, processes and temporary directory.
 """
 
+import math
 import re
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import PIPE
@@ -16,8 +18,10 @@ import pytest
 
 from benchmarks import network
 from common.errors import SuiteError
+from common.programs import cluster
 from common.programs.diagnosis import Job, by_node, problems, table
 from common.ranks import links
+from common.ranks import roll as roll_calls
 from common.ranks.links import Interface, MeasuredLink, connect_all, listen, measure
 from common.ranks.roll import Roll
 from tests.apart import CLOCK, Node, write_hosts
@@ -165,7 +169,7 @@ def rolls(monkeypatch, free_port):
     """Roll calls of ranks 0 and 1 of three; rank 2 comes later."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_port))
-    rolls = [Roll(rank, 3) for rank in range(3)]
+    rolls = [Roll(rank, 3, 20) for rank in range(3)]
     for roll in rolls:
         roll.connect(5)
     return rolls
@@ -179,6 +183,21 @@ def test_a_rank_that_misses_a_call_is_left_out_and_told_so(rolls):
     assert [roll.lost for roll in rolls] == [{2: "come"}, {2: "come"}, {}]
     with pytest.raises(SuiteError, match="rank 2 on .* was left out; it was too late to come"):
         rolls[2].call("come", "c")
+
+
+def test_ranks_that_have_called_wait_for_a_slower_rank_0(rolls, monkeypatch):
+    monkeypatch.setattr(roll_calls, "ANSWER_SECONDS", 0.1)
+    with ThreadPoolExecutor() as pool:
+        early = pool.submit(rolls[1].call, "examine its node", "b", 0.2)
+        time.sleep(0.6)
+        assert rolls[0].call("examine its node", "a", 0.2) == {0: "a", 1: "b"} == early.result()
+
+
+def test_a_link_that_stalls_is_not_measured_again():
+    ours, _ = socket.socketpair()
+    ours.settimeout(0.05)
+    assert cluster._measured(ours, 0.01) == MeasuredLink(math.inf, 0.0, 0.0)
+    assert ours.fileno() == -1  # or the rest of the answer would be read as another one
 
 
 def test_a_link_is_measured_and_another_program_or_a_closed_port_is_an_error(free_port):

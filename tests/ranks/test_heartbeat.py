@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from datetime import timedelta
 
 import psutil
@@ -69,7 +70,7 @@ def test_a_suspended_job_goes_on_although_a_rank_was_behind(ranks, monkeypatch):
     heartbeats, after = ranks
     after(0.0, 1)
     times = iter([0.0, 1e6, 1e6])
-    monkeypatch.setattr(lost.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(heartbeats[0].left, "wait", lambda seconds: False)
     monkeypatch.setattr(lost.time, "monotonic", lambda: next(times))
     with pytest.raises(StopIteration):
         heartbeats[0]._watch()
@@ -86,7 +87,7 @@ def test_a_lost_rank_is_named_and_killed_and_the_waiting_rank_ends(ranks, monkey
         monkeypatch.setenv("RANK", "0")
         monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
         monkeypatch.setattr(os, "_exit", sys.exit)
-        monkeypatch.setattr(lost.time, "sleep", lambda seconds: None)
+        monkeypatch.setattr(heartbeats[0].left, "wait", lambda seconds: False)
         after(1.0, 0, 0, 1)
         after(99.5)
         with pytest.raises(SystemExit) as caught:
@@ -101,6 +102,33 @@ def test_a_lost_rank_is_named_and_killed_and_the_waiting_rank_ends(ranks, monkey
         assert hanging.wait(10) == -signal.SIGKILL
     finally:
         hanging.kill()
+
+
+@pytest.mark.parametrize(
+    "agent, leaves, said",
+    [
+        ("", False, "rank 0 did not answer in time"),
+        ("True", False, "10.0.0.1, where the ranks meet, did not answer"),
+        ("", True, ""),
+    ],
+)
+def test_a_lost_store_is_named_unless_this_rank_leaves(agent, leaves, said, ranks, monkeypatch, capsys):
+    heartbeat = ranks[0][1]
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(lost, "HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr(lost, "GRACE_SECONDS", 0.1)
+
+    def lost_ranks(seconds):
+        if leaves:
+            heartbeat.left.set()
+        raise RuntimeError("Broken pipe")
+
+    monkeypatch.setattr(heartbeat, "lost_ranks", lost_ranks)
+    with nullcontext() if leaves else pytest.raises(SystemExit):
+        heartbeat._watch()
+    assert said in capsys.readouterr().err if said else not capsys.readouterr().err
 
 
 @pytest.mark.parametrize("device, ranks, starts", [("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False)])

@@ -3,7 +3,12 @@
 import os
 import re
 import shutil
-from contextlib import nullcontext
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +18,7 @@ from common.errors import SuiteError
 from common.ranks import exchange
 from common.ranks.launchers import become_rank, first_host
 from common.settings.command import begin_ranks
-from tests.fixtures import PROJECT
+from tests.fixtures import PROJECT, child_environment, small
 
 SRUN = {
     **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"},
@@ -146,3 +151,16 @@ def test_accelerate_launch_may_not_start_machines_that_train_alone(launcher, ran
     monkeypatch.setattr(exchange.psutil, "Process", lambda: SimpleNamespace(parent=lambda: parent))
     with pytest.raises(SuiteError, match=f"it ignores {ignored},") if ignored else nullcontext():
         exchange.check_accelerate()
+
+
+@pytest.mark.process
+def test_a_rank_of_mpirun_that_waits_for_the_others_ends_at_once(data_root, free_port):
+    told = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "MASTER_PORT": str(free_port)}
+    command = [sys.executable, *small("ddp_train.py", data_root)]
+    with subprocess.Popen(command, cwd=PROJECT, env={**child_environment(), **told}, stderr=subprocess.PIPE) as rank:
+        for _ in range(600):
+            with suppress(OSError), socket.create_connection(("127.0.0.1", free_port), 1):
+                break
+            time.sleep(0.1)
+        rank.terminate()
+        assert rank.wait(10) == -signal.SIGTERM and not rank.stderr.read()
