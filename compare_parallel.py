@@ -58,7 +58,8 @@ from comparison.show.terminal import terminal_text
 
 def main() -> None:
     arguments, shared_flags = typed or parse()
-    find_font(arguments.lang)  # raises before anything runs
+    if not arguments.dry_run:
+        find_font(arguments.lang)  # raises before anything runs
     if arguments.tensorboard:
         check_tensorboard()
         check_writable(arguments.tensorboard, "--tensorboard")

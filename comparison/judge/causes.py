@@ -45,9 +45,9 @@ def _unequal(case: Case) -> Iterator[Finding]:
 def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
-        samples = run_seconds(case.row), run_seconds(baseline)
-        spread = max((max(sample) - min(sample)) / statistics.median(sample) for sample in samples)
-        yield Finding("noise", {"n": spread})
+        samples = [(run_seconds(row), row.label) for row in (case.row, baseline)]
+        spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
+        yield Finding("noise", {"n": spread, "row": noisier})
 
 
 def _throttled(case: Case) -> Iterator[Finding]:

@@ -40,6 +40,11 @@ def effective(result: RunResult) -> dict[str, object]:
     return {name: setting(result) for name, setting in EFFECTIVE.items()}
 
 
+def all_settings(result: RunResult) -> dict[str, object]:
+    """Return the flags of a run that should be equal in all rows."""
+    return {name: result.config.get(name, getattr(DEFAULTS, name)) for name in flags_with("equal")}
+
+
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:
     """Return the settings that should be equal but differ between two results, each with both values.
 
@@ -48,12 +53,7 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
     of an epoch, which can be one step: that does not count.
     """
     mine, theirs = (
-        {
-            **{name: run.config.get(name, getattr(DEFAULTS, name)) for name in flags_with("equal")},
-            "torch": run.environment["torch"],
-            **effective(run),
-            "images": run.epochs[-1].samples,
-        }
+        {**all_settings(run), "torch": run.environment["torch"], **effective(run), "images": run.epochs[-1].samples}
         for run in (result, reference)
     )
     may_differ = {*MAY_DIFFER[scaling], *exempt}

@@ -130,6 +130,15 @@ def critical_rank(ranks: Ranks) -> RankMeans | None:
     return max(ranks, key=lambda rank: rank.work, default=None)
 
 
+def critical_phases(result: RunResult) -> list[PhaseTimes]:
+    """Return the critical rank's phases in each timed epoch; the slowest rank's if no ranks were recorded."""
+    means = rank_means(result)
+    if not means:
+        return [epoch.phases for epoch in result.timed_epochs]
+    number = max(range(len(means)), key=lambda rank: means[rank].work)
+    return [epoch.ranks[number].phases for epoch in result.timed_epochs]
+
+
 @dataclass(frozen=True)
 class Straggler:
     """The rank with the most work. longer: milliseconds per step above the others' mean, with an interval.

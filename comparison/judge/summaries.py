@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.files.results import EpochRecord, PhaseTimes, RunResult
+from comparison.judge.ranks import critical_phases
 from comparison.judge.statistics import Array, mean_interval
 from comparison.outcomes import Outcome
 from comparison.rows import Row
@@ -79,12 +80,12 @@ class Memory:
 class Summary:
     """One row's derived numbers; None where nothing was measured.
 
-    Times are geometric means over the runs, adjusted to all blocks if some runs failed, so that the quotient of two
+    Times are geometric means over the runs, adjusted to all blocks if a row has fewer runs, so that the quotient of two
     rows' times is their ratio. For the time per epoch, each run counts with its mean over the epochs without the
     warm-up; fastest and slowest are over all those epochs; a script has none of the three. asked_seconds: the time that
     rows are judged by (see Measures). accuracies: of the runs' last epochs, 0..1; empty for a method that trains
     something else on purpose.
-    phases: milliseconds per step, mean over the timed epochs of all runs.
+    phases: the critical rank's milliseconds per step, mean over the timed epochs of all runs.
     """
 
     runs: int = 0
@@ -141,7 +142,8 @@ def summarise(
     if not seconds:
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
-    known = [name for name in epochs[0].phases.known if all(name in epoch.phases.known for epoch in epochs)]
+    phases = [epoch.known for result in row.results for epoch in critical_phases(result)]
+    known = [name for name in phases[0] if all(name in epoch for epoch in phases)]
     return Summary(
         runs=len(seconds),
         asked_seconds=asked,
@@ -151,7 +153,7 @@ def summarise(
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
-        phases=PhaseTimes(**{name: statistics.mean(epoch.phases.known[name] for epoch in epochs) for name in known}),
+        phases=PhaseTimes(**{name: statistics.mean(epoch[name] for epoch in phases) for name in known}),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
         mfu=utilisation(row, 1 / per_image, flop),

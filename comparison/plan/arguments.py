@@ -5,12 +5,16 @@ import sys
 
 from common.data.fitting import default_loader
 from common.errors import USAGE, SuiteError
+from common.settings.config import option
 from common.settings.totals import per_process
 from common.words import count
 from comparison.cluster import Cluster
-from comparison.methods import Machine, default_baseline
+from comparison.methods import METHODS, Machine, default_baseline
+from comparison.plan.flags import FLAGS
 from comparison.plan.plan import type_flags
 from comparison.rows import Configuration
+
+SWEEPS_OF_SOME = ("nproc", "nodes", "micro_batches", "bucket_mb")  # settings that some methods do not have
 
 
 def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags: list[str]) -> list[str]:
@@ -61,6 +65,11 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
         predicted = guess.partition("=")[0]
         unmatched = not {baseline, predicted} <= methods or predicted == baseline
         refuse_if(unmatched, f"--predict {guess} matches no row of this comparison", rows, advice)
+
+    used = {setting for method in methods & {*METHODS} for setting in METHODS[method].uses}
+    for setting in (name for name in SWEEPS_OF_SOME if name not in used):
+        typed = getattr(arguments, setting) != FLAGS[setting].default
+        refuse_if(typed, f"{option(setting)} changes no row of this comparison", rows, "leave it out")
 
     _check_projection(arguments, [Cluster.parse(text) for text in arguments.project], plan, gpus)
 

@@ -258,8 +258,9 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     return arguments, type_flags({"dataset": arguments.dataset, "epochs": arguments.epochs, **given})
 
 
-def _typed(name):
-    return FLAGS[name].option(name) if name in FLAGS else option(name)
+def _typed(name, arguments):
+    flag = FLAGS[name].option(name) if name in FLAGS else option(name)
+    return flag.replace("--", "--no-", 1) if getattr(arguments, name) is False else flag
 
 
 def _refuse_contradictions(parser, arguments):
@@ -272,14 +273,16 @@ def _refuse_contradictions(parser, arguments):
         allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and shown == "source")}
         for name in typed:
             if name not in allowed:
-                parser.error(f"{FLAGS[shown].option(shown)} shows what was measured; leave out {option(name)}")
+                parser.error(
+                    f"{FLAGS[shown].option(shown)} shows what was measured; leave out {_typed(name, arguments)}"
+                )
     if arguments.script:
         about_methods = {"fit_batch", "target_accuracy"} if arguments.methods else {*vars(arguments)} - WITH_SCRIPTS
         for name in typed:
             if name in about_methods:
-                parser.error(f"{_typed(name)} does not apply to a --script; leave it out")
+                parser.error(f"{_typed(name, arguments)} does not apply to a --script; leave it out")
     elif unused := next((name for name in ("steps", "warmup") if name in typed), None):
-        parser.error(f"{_typed(unused)} needs a --script; give one, or leave it out")
+        parser.error(f"{_typed(unused, arguments)} needs a --script; give one, or leave it out")
     if not arguments.fit_batch:
         return
     excluded = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]

@@ -138,7 +138,7 @@ def with_measured_cut(row: Configuration, probe: Probe | None) -> Configuration:
 
 def words_of(name: str) -> str:
     """Return the name of a setting in texts, given its field's name."""
-    return WORDS.get(name, name)
+    return WORDS.get(name, name.replace("_", " "))
 
 
 def type_flags(values: dict[str, object]) -> list[str]:

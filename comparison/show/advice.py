@@ -234,6 +234,8 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
             yield say("give more --epochs, or a lower --target-accuracy.")
         if any(row.out_of_memory for row in analysis.report.rows):
             yield say("give a smaller --batch-size.")
+    if all(row.configuration.skip for row in analysis.report.rows):
+        yield say("no row can run here; the report says why.")
     if kind == "not measured" and analysis.report.only_scripts and not analysis.pairs[BEFORE]:
         yield say("add a second --script COMMAND to compare it with.")
     elif kind == "not measured" and any(row.simulated for row in analysis.report.rows):

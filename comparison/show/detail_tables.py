@@ -4,7 +4,7 @@ import math
 import statistics
 
 from comparison.judge.analysis import WORTH, Analysis
-from comparison.judge.fairness import EFFECTIVE, effective
+from comparison.judge.fairness import EFFECTIVE, all_settings, effective
 from comparison.judge.ranks import hidden_share
 from comparison.judge.summaries import A_THOUSAND
 from comparison.plan.counterparts import BEFORE
@@ -101,13 +101,14 @@ def rank_table(analysis: Analysis) -> Rows:
     traced = analysis.report.timelines
     for entry in analysis.rows:
         for number, rank in enumerate(entry.accounts.ranks):
+            within = len(entry.accounts.ranks) > 1 and "exchange" not in rank.phases  # the passes, as with FSDP
             hidden = hidden_share(traced.get(entry.name, ()), number)
             yield {
                 "Method": entry.label,
                 "Rank": number,
                 "Step (ms)": f"{rank.step:.2f}",
-                "Its own work (ms)": f"{rank.work:.2f}",
-                "Exchange (ms)": f"{rank.exchange:.2f}",
+                "Its own work (ms)": None if within else f"{rank.work:.2f}",
+                "Exchange (ms)": None if within else f"{rank.exchange:.2f}",
                 **({"Exchange hidden": cell(hidden, ".0%")} if traced else {}),
                 "Cores it kept busy": f"{rank.cpu / rank.step:.2f}",
                 "Without a core (%)": None if rank.queued is None else f"{100 * rank.queued / rank.step:.2f}",
@@ -158,11 +159,15 @@ def _mean(uses, name, how):
 
 @table
 def settings_table(report: Report) -> Rows:
-    """The settings that should be equal, as each row's runs reported them."""
-    for row in report.rows:
-        if row.results:
-            settings = effective(row.results[0])
-            yield {"Method": row.label, **{words_of(name).capitalize(): str(settings[name]) for name in EFFECTIVE}}
+    """The settings with which each row's runs trained; of those without a column in EFFECTIVE, the ones that differ."""
+    runs = {row.label: row.results[0] for row in report.rows if row.results}
+    settings = {label: {**all_settings(run), **effective(run)} for label, run in runs.items()}
+    every = {name: {str(own[name]) for own in settings.values()} for own in settings.values() for name in own}
+    differing = [name for name, values in every.items() if len(values) > 1]
+    of_slices = ("steps_per_epoch",) if report.only_scripts else ()
+    names = [name for name in dict.fromkeys([*EFFECTIVE, *differing]) if name not in of_slices]
+    for label, own in settings.items():
+        yield {"Method": label, **{words_of(name).capitalize(): str(own[name]) for name in names}}
 
 
 def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:

@@ -12,6 +12,7 @@ from comparison.record import Report
 from comparison.show.sentences import significant
 from comparison.show.tables import DASH, cell, lay_out
 from comparison.show.terminal import LINES, fitting
+from comparison.words import count
 
 # Two rows that differ in these are still compared; any other difference means different work.
 MACHINE_SETTINGS = ("torch", "device", "threads", "precision", "seed")
@@ -30,7 +31,7 @@ def describe_difference(first: Report, second: Report, width: int = 80) -> str:
     labels_by_remark: dict[str, list[str]] = {}
     for name in {**rows_a, **rows_b}:
         one, other = rows_a.get(name), rows_b.get(name)
-        label = (one or other).label
+        label = " → ".join(dict.fromkeys(some.label for some in (one, other) if some))
         ratio, remark = _compare(one, other, before, after, first.settings["scaling"])
         seconds = [cell(some.get(name), significant if scripts else ".2f") for some in (before, after)]
         cells.append([label, *seconds, ratio])
@@ -68,6 +69,9 @@ def _compare(row_a, row_b, before, after, scaling):
     if not (row_a and row_b and row_a.results and row_b.results):
         return DASH, "not in both"
     runs, name = (row_b.results[0], row_a.results[0]), row_a.configuration.name
+    now, then = (len(run.devices) for run in runs)
+    if now != then and not row_a.configuration.is_script:
+        return DASH, f"refused: {count(now, 'device')} instead of {then}"
     if row_a.configuration.is_script:
         return cell(before[name] and before[name] / after[name], ".2f"), "; ".join(seen_differences(*runs))
     if unequal := differences(*runs, scaling, MACHINE_SETTINGS):

@@ -63,10 +63,12 @@ def _times(analysis):
 
     rows: (index, label, mean, template of a tooltip, sorted (seconds, block, epoch)).
     """
-    heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean")
+    heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean, adjusted to all blocks")
+    if analysis.report.settings["epochs"] == 1:
+        heading = say("Seconds of the only epoch, with the warm-up; line: geometric mean, adjusted to all blocks")
     template = "{row}, block {n}, epoch {m}: {x} s"
     if scripts := analysis.report.only_scripts:  # slices differ in length
-        heading = say("Seconds per 1,000 samples of every timed slice; line: geometric mean")
+        heading = say("Seconds per 1,000 samples of every timed slice; line: geometric mean, adjusted to all blocks")
         template = "{row}, block {n}, slice {m}: {x} s per 1,000 samples"
     rows = []
     for place, entry in _rows(analysis):

@@ -162,15 +162,16 @@ def draw_curves(analysis: Analysis):
         axis.set(xlabel=render("epoch"), ylabel=render(say("test accuracy (%)")))
         axis.xaxis.get_major_locator().set_params(integer=True)
     over_time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
-    return finish(figure, analysis, curves_finding(analysis), say("; mean of the runs"), ncols=2, handlelength=4)
+    finding = curves_finding(done if apart else timed)
+    return finish(figure, analysis, finding, say("; mean of the runs"), ncols=2, handlelength=4)
 
 
-def curves_finding(analysis: Analysis) -> str:
+def curves_finding(entries: Sequence[RowAnalysis]) -> str:
     """Return the title of the figure of accuracies."""
     apart = {
         entry.label: 100 * statistics.mean(own - other for own, other in pairs)
-        for entry in analysis.done
-        if entry.row.learns and entry.standing.baseline and not entry.is_baseline
+        for entry in entries
+        if entry.standing.baseline and not entry.is_baseline
         if (pairs := paired(entry.row, entry.standing.baseline, lambda result: result.epochs[-1].test_accuracy))
     }
     if not apart:
@@ -289,7 +290,7 @@ def waiting_finding(timelines) -> str:
             kernels[row] = share(spans, busy)
     if any(exchange.values()):
         row, n = max(exchange.items(), key=itemgetter(1))
-        return say("In “{row}”, ranks wait for one another for {n:.0%} of the traced time", row=row, n=n)
+        return say("In “{row}”, ranks exchange, or wait for one another, for {n:.0%} of the traced time", row=row, n=n)
     if kernels:
         row, n = min(kernels.items(), key=itemgetter(1))
         return say("In “{row}”, the GPU runs kernels for {n:.0%} of the traced time", row=row, n=n)

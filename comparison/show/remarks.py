@@ -131,10 +131,11 @@ def notes(analysis: Analysis) -> list[str]:
         sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
     if report.settings["repeats"] == 1:
         sentences.append(say("No interval, as each row ran once: a difference between single runs may be chance."))
-    for row in report.rows:
-        if row.all_cores and row.results:
-            threads = count(row.results[0].threads_per_process, "thread")
-            sentences.append(sentence("all-cores row", row=row.label, threads=threads, n=report.device_threads))
+    alone = [row for row in report.rows if row.all_cores and row.results]
+    if alone and len(alone) < len([row for row in report.rows if row.results]):
+        threads = count(alone[0].results[0].threads_per_process, "thread")
+        values = {"threads": threads, "n": report.device_threads}
+        sentences.append(sentence("all-cores row", rows=join(", ", [row.label for row in alone]), **values))
     if any(row.simulated for row in report.rows):
         sentences.append(sentence("simulated rows"))
     dataset = report.settings["dataset"]
@@ -171,6 +172,7 @@ def definitions(report: Report) -> list[str]:
         (True, sentence("accuracies differ")),
         (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
         (on_gpu, sentence("phases on GPU")),
+        (on_gpu, sentence("mfu")),
         (report.looks, sentence("looks", n=len(report.looks), p=confidence_of(report))),
         (report.stopped_rows, sentence("stopped rows")),
         (report.equivalence, sentence("parameter difference")),
@@ -186,6 +188,8 @@ def _definitions_of_scripts(report):
         sentence("slices", **slices),
         sentence("samples"),
         sentence("speed-up", what=report.asked, row=report.rows[0].label, n=100 * within),
+        sentence("time beside best"),
+        sentence("efficiency"),
         sentence("phases of scripts"),
         sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU")),
         sentence("disturbed", n=MOST_FOREIGN),
@@ -213,7 +217,7 @@ def not_measured(report: Report) -> list[str]:
         sentences.append(say("Anything on a GPU: PyTorch finds none on this machine."))
     elif report.first.device == "cpu":
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
-    if all(outcome.foreign_cores is None for outcome in report.outcomes):
+    if report.outcomes and all(outcome.foreign_cores is None for outcome in report.outcomes):
         sentences.append(sentence("unknown disturbance"))
     if any(row.configuration.is_script for row in report.rows):
         sentences.append(sentence("not checked of scripts"))

@@ -77,7 +77,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
             (LIST, remarks.bandwidths(report)),
         ],
         "Which batches fit": [(TABLE, details.trial_table(analysis, tablefmt))],
-        "What was held equal": [(TABLE, details.settings_table(report, tablefmt) or say("No run ended well."))],
+        "Settings of each row": [(TABLE, details.settings_table(report, tablefmt) or say("No run ended well."))],
         "Sweeps": [(TABLE, table) for table in details.sweep_tables(analysis, tablefmt)],
         say("Projection ({words})", words=LABEL): projected if report.settings["project"] else [],
         "Figures": [(FIGURES, figures)],

@@ -36,7 +36,7 @@ def draw_sweep(analysis: Analysis, name: str):
         data = times * [summary.waiting_share for summary in numbers]
         values = [str(sweep.value(entry)) for entry in sweep.rows]
         axis.bar(values, data, color=PHASES["data"].color, label=render("waiting for data"))
-        rest = render(say("the rest: transfer, forward, backward, update"))
+        rest = render(say("the rest of the step"))
         axis.bar(values, times - data, bottom=data, label=rest, yerr=bounds, color="#BBBBBB")
         axis.grid(visible=False, axis="x")
         title = [series_name((entry.row for entry in sweep.rows), name), fastest_value(analysis, sweep)]
@@ -87,7 +87,7 @@ def draw_scaling(analysis: Analysis):
         most, top = max(most, points[-1].cluster.total), max(top, *(point.high for point in points))
     ideal = render(say("ideal: linear speed-up"))
     axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
-    finding = speed_up_finding([entry for entries in series.values() for entry in entries])
+    finding = speed_up_finding([entry for entry in analysis.done if entry.standing.speed_up])
     axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
     axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave the axes
     axis.xaxis.get_major_locator().set_params(integer=True)

@@ -181,7 +181,7 @@ def _scaling_efficiency(entry):
     units = count(len(row.results[0].devices), "device")
     if row.all_cores:
         units = count(row.results[0].threads_per_process, "core")
-    if units.values["n"] == 1:
+    if units.values["n"] == 1 or entry.standing.devices == 1:  # the baseline has as many threads
         return []
     return [say("Scaling efficiency {n:.0f}% on {units}.", n=100 * entry.standing.efficiency.value, units=units)]
 

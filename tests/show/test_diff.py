@@ -31,8 +31,8 @@ def test_equal_rows_are_compared_without_a_claim_and_other_rows_are_not():
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"config": {"lr_milestones": [3]}}, r"every row: refused: lr_milestones \[3\] instead of None"),
-        ({"config": {"cuda_graph": True}}, "every row: refused: cuda_graph True instead of False"),
+        ({"config": {"lr_milestones": [3]}}, r"every row: refused: lr milestones \[3\] instead of None"),
+        ({"config": {"cuda_graph": True}}, "every row: refused: cuda graph True instead of False"),
         ({"config": {"seed": 7}}, r"1.00\n[^~]*every row: seed 7 instead of 42"),
         (
             {"threads_per_process": 4, "devices": ("cuda:0 (NVIDIA H200)",)},

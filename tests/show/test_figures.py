@@ -110,7 +110,7 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
-        assert plots.curves_finding(analyse(compared)) == finding
+        assert plots.curves_finding(analyse(compared).done) == finding
 
 
 @pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])

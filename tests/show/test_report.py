@@ -216,7 +216,7 @@ INEQUALITIES = {
     "device cuda (NVIDIA H200) instead of cpu": {"devices": ("cuda:0 (NVIDIA H200)",)},
     "torch 2.15.0 instead of 2.11.0": {"environment": {**ENVIRONMENT, "torch": "2.15.0", "cores": 1}},
     **{
-        f"{name} 9 instead of {make_result().config.get(name, getattr(RunConfig(), name))}": {
+        f"{name.replace('_', ' ')} 9 instead of {make_result().config.get(name, getattr(RunConfig(), name))}": {
             "config": {**make_result().config, name: 9}
         }
         for name in flags_with("equal")
@@ -306,7 +306,7 @@ def test_a_comparison_is_written_to_its_files(tmp_path, capsys):
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == rows[3]["global batch"] == ""
     assert rows[0]["global batch"] == "100"
     for heading in (
-        *("Result", "Verdict", "What was held equal", "Projection (projected, not measured)", "Figures"),
+        *("Result", "Verdict", "Settings of each row", "Projection (projected, not measured)", "Figures"),
         *("What was not measured", "Accuracy per class (%)", "Machine", "Commands"),
     ):
         assert f"\n## {heading}\n" in text

@@ -238,8 +238,8 @@ def test_the_accounts_add_up_to_the_difference_from_ideal_scaling_and_from_the_b
             assert differences[0] == pytest.approx(sum(differences[1:]), abs=0.05)
 
 
-def test_the_tables_of_what_was_held_equal_and_of_settings_and_machine(tables):
-    rows = by_name(tables["What was held equal"][0])
+def test_the_tables_of_each_rows_settings_and_of_settings_and_machine(tables):
+    rows = by_name(tables["Settings of each row"][0])
     for name, results in RESULTS.items():
         assert rows[name]["Threads per device"] == str(results[0].threads_per_process)
         assert rows[name]["Steps per epoch"] == str(STEPS) and rows[name]["Global batch"] == "100"

@@ -164,7 +164,7 @@ def test_a_report_and_its_figures_in_chinese(tmp_path, monkeypatch):
 
 def test_a_missing_font_is_an_error_before_anything_runs(monkeypatch):
     monkeypatch.setattr("matplotlib.font_manager.get_font_names", lambda: ["DejaVu Sans"])
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh", "--dry-run"])
+    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--lang", "zh"])
     with pytest.raises(SuiteError, match="no font with Chinese characters") as refused:
         compare_parallel.main()
     assert refused.value.exit_code == MACHINE and find_font("en") is None
