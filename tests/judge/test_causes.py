@@ -95,6 +95,20 @@ def test_small_parts_are_not_named_and_noise_proves_nothing():
     assert [*causes_of(single(), noisy)] == ["noise"] and "not significant." in verdict_of(single(), noisy)
 
 
+def test_the_noisier_of_two_rows_is_named():
+    steady, noisy = ([run(rank(halves(forward=one))) for one in forward] for forward in ((5.0, 5.1, 5.2), (5, 25, 10)))
+    for own, other, name in ((steady, noisy, "DDP"), (noisy, steady, "SINGLE")):
+        cause = causes_of(row("single", own), row("ddp", other))["noise"]
+        assert cause.values["row"] == name and cause.values["n"] > 0.5
+
+
+def test_phases_are_those_of_the_rank_that_the_others_wait_for():
+    waits, works = rank(halves(exchange=7.0)), rank(halves(forward=11.0))
+    for ranks in ((waits, works), (works, waits)):
+        phases = analyse(report_of(single(), ddp(*ranks))).rows[-1].summary.phases
+        assert (phases.forward, phases.exchange) == (pytest.approx(11.0), 0.0)
+
+
 def test_an_older_result_has_the_exchange_in_its_backward_pass():
     configured, runs = even(backward=16.0)
     phases = PhaseTimes(**halves(backward=16.0, exchange=None))

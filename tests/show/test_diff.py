@@ -47,6 +47,13 @@ def test_other_work_is_refused_and_another_machine_is_only_mentioned(changed, wo
     assert re.search(words, text), text
 
 
+def test_rows_with_other_numbers_of_devices_are_refused():
+    four = replace(configuration("ddp"), label="DDP ×4"), runs("ddp", count=4)
+    text = describe_difference(report_of(SINGLE, DDP), report_of(SINGLE, four), 200)
+    assert re.search(r"DDP → DDP ×4 +1.00 +2.00 +–\n", text), text
+    assert "“DDP → DDP ×4”: refused: 4 devices instead of 2." in text
+
+
 def test_scripts_are_compared_by_samples():
     """Their slices have any number of steps."""
     own, before = script("mine", 20.0)

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from matplotlib.text import Text
 
 from common.files.probe import Bucket
 from comparison.cluster import Cluster, Link, expected_maximum
@@ -122,6 +123,14 @@ def test_nothing_is_projected_from_a_disturbed_comparison(busy, tmp_path):
     assert analysis.projection.points == analysis.projection.stops == () and draw_scaling(analysis) is None
     for text in (terminal_text(analysis), markdown_of(analysis, tmp_path)):
         assert sentences(analysis) in text and not re.search("devices are fastest|Speed-up, projected", text)
+
+
+def test_the_figure_of_scaling_does_not_deny_the_gain_of_a_row_that_it_does_not_draw():
+    loading = {"threads_per_process": 2, "workers_per_process": 2}
+    alone = configuration("single-all-cores", threads=2), runs(seconds=(0.2, 0.202, 0.198), **loading)
+    analysis = projected(row_of("single"), alone, row_of("ddp", 2, seconds=3.0), cores=8, project=["2"])
+    texts = [text.get_text() for text in draw_scaling(analysis).findobj(Text)]
+    assert any(text.startswith("“SINGLE-ALL-CORES” is 2.00 times as fast") for text in texts), texts
 
 
 @pytest.mark.parametrize("seconds", [0.2, 2.0])

@@ -23,7 +23,8 @@ from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
 from comparison.run.launch import TIMED_OUT
 from comparison.show import detail_tables, figures, remarks, tables
-from comparison.show.advice import in_short
+from comparison.show.advice import in_short, next_step
+from comparison.show.detail_tables import rank_table, settings_table
 from comparison.show.remarks import definitions, not_measured, notes, warnings
 from comparison.show.report import fenced, present, write_csv, write_html
 from comparison.show.sentences import tell_trial
@@ -36,11 +37,15 @@ from tests.reports import (
     SINGLE,
     cells,
     configuration,
+    ddp,
     full_report,
+    halves,
     make_result,
     markdown_of,
+    rank,
     report_of,
     runs,
+    single,
     two_sweeps,
 )
 
@@ -203,6 +208,32 @@ def test_notes_warnings_and_definitions_fit_the_comparison():
     interrupted = replace(full_report(), outcomes=full_report().outcomes[:2])
     assert warnings(analyse(interrupted))[-1] == "INCOMPLETE: interrupted after 2 of 10 runs."
     assert not warnings(analyse(full_report()))
+
+
+def test_ranks_that_exchange_within_the_passes_have_no_work_of_their_own():
+    phases = {name: time for name, time in halves().items() if name != "exchange"}
+    rows = single(), ddp(*[rank(phases)] * 2)
+    lines = rank_table(analyse(report_of(*rows)), "github").splitlines()[-3:]
+    assert [bool(re.search(r"\| +– \| +– \|", line)) for line in lines] == [False, True, True]
+
+
+def test_the_row_with_all_cores_is_compared_only_with_others():
+    alone = configuration("single-all-cores", threads=2), runs(threads_per_process=2)
+    said = [" ".join(notes(analyse(report_of(*rows)))) for rows in ((alone,), (SINGLE, alone))]
+    assert ["per device in the other rows" in text for text in said] == [False, True]
+
+
+def test_settings_that_differ_have_a_column_of_their_own():
+    graph = [replace(run, config={**run.config, "cuda_graph": True}) for run in SINGLE[1]]
+    table = settings_table(report_of(SINGLE, (configuration("ddp"), graph)), "github")
+    assert "Cuda graph" in table and "Crop padding" not in table
+    assert [row[-1].strip("| ") for row in cells(table)] == ["False", "True"]
+
+
+def test_a_comparison_without_a_row_that_can_run_says_so():
+    report = report_of(SKIPPED)
+    assert next_step(analyse(report)) == ["Next: no row can run here; the report says why."]
+    assert not any("cannot see" in text for text in not_measured(report))
 
 
 # ---- fairness
