@@ -78,11 +78,12 @@ class _Check:
 
     def _pair(self, row, precision):
         """Train one device and the row. Return the files with their weights."""
-        one_device = replace(row.planned, threads=self._threads, **PLAIN)
+        one_device, images = replace(row.planned, threads=self._threads, **PLAIN), self._train_images
         reference = (python(), script("data_parallel_train.py"), *self._shared_flags, *type_flags(one_device.flags))
-        return tuple(
-            self._weights_after((*command, "--precision", precision), row) for command in (reference, row.launched)
-        )
+        common = ("--precision", precision)
+        if images < row.planned.batch_size:  # the only batch is partial: one that all of the row's devices share
+            common += ("--train-size", str(images - images % row.planned.shares))
+        return tuple(self._weights_after((*command, *common), row) for command in (reference, row.launched))
 
     def _weights_after(self, command, row):
         """Train with a command, but only once. Return the file with the weights."""

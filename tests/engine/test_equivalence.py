@@ -113,6 +113,17 @@ def test_double_precision_decides_if_it_works(again, status, difference, monkeyp
     assert trained == [("--precision", "fp32")] * 2 + [("--precision", "fp64")] * 2
 
 
+@pytest.mark.parametrize("images, sizes", [(101, ["100"] * 2), (128, [])])
+def test_a_data_set_smaller_than_a_batch_divides_among_the_devices(images, sizes, monkeypatch):
+    trained = []
+    monkeypatch.setattr(equivalence, "run_child", lambda command, *_: trained.append(command))
+    monkeypatch.setattr(equivalence, "ask", lambda *_: "[0.0]")
+    rows = make_plan(plan_arguments(methods=[("ddp", {})], batch_size=[128]), Machine(0, 2), [])
+    assert check_equivalence(rows, [], images)["ddp"].status == "ok"
+    found = [command[index + 1] for command in trained for index, word in enumerate(command) if word == "--train-size"]
+    assert len(trained) == 2 and found == sizes
+
+
 METHODS = "single dp ddp-bf16 ddp-zero fsdp mp mp-micro pipeline-1 pipeline pipeline-1f1b ddp".split()
 
 
