@@ -86,7 +86,9 @@ def _decode(split, size):
         try:
             with Image.open(regular(path), formats=FORMATS) as image:
                 images[index] = np.asarray(resize(_rgb(image)))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises many kinds for a damaged file
             found = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             advice = remedy(error, "delete it, or put a whole one in its place")
             raise SuiteError(f"cannot read the image {path}", found, advice, DATA) from None

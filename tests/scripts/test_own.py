@@ -274,6 +274,13 @@ def write_float_image(images):
     Image.fromarray(GREY.astype(np.float32)).save(images / "test" / "cat" / "0.tif")
 
 
+def damage_png(images):
+    file = images / "train" / "cat" / "0.png"
+    Image.new("L", (8, 8)).save(file)
+    before, after = file.read_bytes().split(b"IDAT")
+    file.write_bytes(before[:-1] + b"\0IDAT" + after)  # the length of the pixels
+
+
 def write_eps_named_png(images):
     Image.new("RGB", (8, 8)).save(images / "train" / "cat" / "0.png", "EPS")
 
@@ -291,6 +298,7 @@ def link(name, target):
         (lambda images: [file.unlink() for file in (images / "train" / "cat").iterdir()], "only one of them has cat"),
         (lambda images: (images / "test" / "emu" / "0.png").write_bytes(b"no image"), "cannot read the image"),
         (write_float_image, "32 bits"),
+        (damage_png, "cat/0.png; SyntaxError: broken PNG file"),
         (write_eps_named_png, "0.png; UnidentifiedImageError"),  # not opened with Ghostscript
         (link("train/cat/9.png", "missing.png"), "/9.png"),
         (link("train/cat/9.png", "9.png"), "/9.png"),
