@@ -25,6 +25,7 @@ from common.words import count
 # Errors that reading a damaged checkpoint or another kind of file may raise.
 DAMAGED: tuple[type[Exception], ...] = (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, EOFError, ValueError)
 DAMAGED += (LookupError, TypeError, AttributeError, ArithmeticError)
+MARKS_FOLDER = 0x10  # a bit of a zip member's external attributes
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for flags that did not exist when a checkpoint was written
 FORMAT = 5
@@ -116,6 +117,8 @@ def _load(path):
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():  # torch.load ignores the checksums
             raise _damaged(path, f"it is damaged: {damaged} is not what its checksum says")
+        if folders := [member.filename for member in archive.infolist() if member.external_attr & MARKS_FOLDER]:
+            raise _damaged(path, f"it is damaged: {folders[0]} is marked as a folder")  # torch.load leaves it unread
     state = torch.load(path, map_location="cpu", weights_only=True)  # executes no code from the file
     if not isinstance(state, dict):  # a tensor would be indexed by a string, which torch deprecates
         raise TypeError("not a checkpoint")

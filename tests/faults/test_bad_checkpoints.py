@@ -87,6 +87,16 @@ def test_damaged_files(fault, checkpoint, refused):
         read(checkpoint)
 
 
+def test_weights_that_are_marked_as_a_folder(checkpoint, refused):
+    with zipfile.ZipFile(checkpoint) as archive:
+        directory = archive.start_dir
+    content = bytearray(checkpoint.read_bytes())
+    content[content.index(b"archive/data/0", directory) - 8] |= 0x10  # external attributes
+    checkpoint.write_bytes(content)
+    with refused("checkpoint whose weights are marked as a folder", DATA, "archive/data/0 is marked as a folder"):
+        read(checkpoint)
+
+
 def test_paths_that_are_not_files(tmp_path, refused):
     with refused("no checkpoint", USAGE, f"cannot resume from {tmp_path / 'file.pt'}; ", "no such file"):
         read(tmp_path / "file.pt")
