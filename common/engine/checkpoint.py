@@ -28,7 +28,7 @@ DAMAGED += (LookupError, TypeError, AttributeError, ArithmeticError)
 MARKS_FOLDER = 0x10  # a bit of a zip member's external attributes
 ANEW = "start anew without --resume"
 DEFAULTS = RunConfig()  # for flags that did not exist when a checkpoint was written
-FORMAT = 5
+FORMAT = 6
 
 
 def content_of(config: RunConfig, image_set: ImageSet) -> dict[str, str]:
@@ -95,8 +95,9 @@ def _differences(state, flags, content, epochs, world_size):
     for name in {**flags, **saved_flags}:
         if name in FLAGS and name not in flags:
             continue  # it decided when the checkpoint was written, and no longer does
-        then, now = saved_flags.get(name, getattr(DEFAULTS, name, None)), flags.get(name)
-        if then != now and (then or now):  # a switch that is off equals a missing one
+        values = saved_flags.get(name, getattr(DEFAULTS, name, None)), flags.get(name)
+        then, now = (None if value is False else value for value in values)  # a switch that is off equals a missing one
+        if then != now:
             changed.append(f"{option(name)} {then} → {now}")
     if not changed:  # other flags would explain other data
         for name, now in content.items():
@@ -139,13 +140,15 @@ def describe_position(epochs: int, partial_epoch: list[Training]) -> str:
 class Checkpoints:
     """Writes --checkpoint and restores --resume. All ranks call each method together.
 
-    options: the script's own flags. content: from content_of(), taken when the training started.
+    options: the script's own flags. content: from content_of(), taken when the training started; with the name of the
+    method, it tells trainings with the same flags apart.
     """
 
     def __init__(self, context: ParallelContext, optimizer, schedule, config: RunConfig, options, content):
         self.place, self.states = context.place, context.states or States(context.network, optimizer)
         self.scaler = context.network.scaler
-        self.schedule, self.config, self.options, self.content = schedule, config, options, content
+        self.schedule, self.config, self.options = schedule, config, options
+        self.content = {"method": context.method, **content}
         self.gpus = [device for device in context.place.devices if device.type == "cuda"]
 
     def keep(self, records: Iterable[EpochRecord], partial_epoch: Iterable[Training] = ()) -> None:

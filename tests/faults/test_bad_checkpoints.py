@@ -126,6 +126,7 @@ def test_malicious_checkpoints(legacy, tmp_path, refused):
         ("checkpoint of more epochs", {"epochs": 0}, "it is after epoch 1, --epochs 0"),
         ("checkpoint of fewer ranks", {"ranks": 2}, "1 → 2 processes"),
         ("checkpoint of another method", {"own": {"micro_batches": 4, "spawn": 2}}, "--micro-batches None → 4"),
+        ("checkpoint without --use-parallel", {"own": {"use_parallel": 0}}, "--use-parallel None → 0"),
         ("checkpoint of before --zero", {"own": {"zero": True}}, "--zero None → True"),
         ("checkpoint of other files", {"content": {**CONTENT, NETWORK: "89ab"}}, f"{NETWORK} 4567 → 89ab; use the fl"),
     ],
@@ -133,6 +134,12 @@ def test_malicious_checkpoints(legacy, tmp_path, refused):
 def test_checkpoints_of_another_training(fault, training, message, checkpoint, refused):
     with refused(fault, USAGE, ANOTHER, message):
         read(checkpoint, **training)
+
+
+def test_checkpoints_of_another_method_with_the_same_flags(checkpoint, refused):
+    change(checkpoint, "content", "method", "fsdp")
+    with refused("checkpoint of fsdp, same flags", USAGE, ANOTHER, "method fsdp → single; use the flags and files"):
+        resume(make_config(resume=str(checkpoint), model="mlp"), 1)
 
 
 def test_a_checkpoint_without_some_unused_flags_is_accepted(checkpoint):
