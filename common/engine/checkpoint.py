@@ -19,7 +19,7 @@ from common.files.reading import as_record, refuse_inflated
 from common.files.results import EpochRecord
 from common.files.writing import atomic_write
 from common.settings.config import FLAGS, RunConfig, flags_with, option
-from common.settings.schedules import length_of
+from common.settings.schedules import default_milestones, length_of
 from common.words import count
 
 # Errors that reading a damaged checkpoint or another kind of file may raise.
@@ -91,14 +91,18 @@ def _decisive(config, options):
 def _differences(state, flags, content, epochs, world_size):
     """Describe how the checkpoint's training differs from the current one."""
     saved_flags, partial_epoch, saved_ranks = state["config"], state["begun"], len(state["random"])
+    schedules = {flags["schedule"], saved_flags.get("schedule", DEFAULTS.schedule)}
     changed = []
     for name in {**flags, **saved_flags}:
         if name in FLAGS and name not in flags:
             continue  # it decided when the checkpoint was written, and no longer does
+        if name == "lr_milestones" and schedules != {"steps"}:
+            continue  # there are none, or the other schedule explains them
         values = saved_flags.get(name, getattr(DEFAULTS, name, None)), flags.get(name)
         then, now = (None if value is False else value for value in values)  # a switch that is off equals a missing one
         if then != now:
-            changed.append(f"{option(name)} {then} → {now}")
+            default = name == "lr_milestones" and now == default_milestones(epochs)
+            changed.append(f"{option(name)} {then} → {now}" + f", the default of --epochs {epochs}" * default)
     if not changed:  # other flags would explain other data
         for name, now in content.items():
             if (then := state["content"].get(name)) != now:

@@ -21,7 +21,7 @@ from common.settings.arguments import (
     positive_int,
 )
 from common.settings.datasets import DATASETS, RECIPES
-from common.settings.schedules import LR_SCALINGS, SCHEDULES
+from common.settings.schedules import LR_SCALINGS, SCHEDULES, default_milestones
 from common.settings.totals import check_workers
 
 FOLDER = "folder:"
@@ -249,7 +249,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     values["model"] = values["model"] or default_model(values["dataset"])
     check_image_size(values["dataset"], values["image_size"])
     if values["lr_milestones"] is None:
-        values["lr_milestones"] = [values["epochs"] * 4 // 5] if values["epochs"] >= 5 else []
+        values["lr_milestones"] = default_milestones(values["epochs"])
     values["lr_milestones"] = tuple(values["lr_milestones"])
     check_workers(values["loader"], values["num_workers"])
     if values["num_workers"] is not None:

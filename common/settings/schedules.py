@@ -39,6 +39,11 @@ SCHEDULES = {
 }
 
 
+def default_milestones(epochs: int) -> tuple[int, ...]:
+    """Return the epochs after which the learning rate of the schedule "steps" drops if none are typed."""
+    return (epochs * 4 // 5,) if epochs >= 5 else ()
+
+
 def build_schedule(optimizer, config, steps_per_epoch: int):
     """Return the scheduler for `config` (a RunConfig), to be stepped after every training step.
 

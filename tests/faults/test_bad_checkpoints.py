@@ -124,6 +124,8 @@ def test_malicious_checkpoints(legacy, tmp_path, refused):
         ("checkpoint of another model", {"model": "lenet"}, "--model mlp → lenet; use the flags and files of that"),
         ("checkpoint of another batch", {"batch_size": 64}, "--batch-size 128 → 64"),
         ("checkpoint of more epochs", {"epochs": 0}, "it is after epoch 1, --epochs 0"),
+        ("checkpoint of other --epochs", {"epochs": 9, "lr_milestones": (7,)}, "() → (7,), the default of --epochs 9"),
+        ("checkpoint of other milestones", {"lr_milestones": (3,)}, "--lr-milestones () → (3,); use the flags"),
         ("checkpoint of fewer ranks", {"ranks": 2}, "1 → 2 processes"),
         ("checkpoint of another method", {"own": {"micro_batches": 4, "spawn": 2}}, "--micro-batches None → 4"),
         ("checkpoint without --use-parallel", {"own": {"use_parallel": 0}}, "--use-parallel None → 0"),
@@ -164,9 +166,9 @@ def test_checkpoints_of_another_schedule(schedule, tmp_path, refused):
         assert resume(replace(again, epochs=6), 2).get_last_lr() == [config.lr]
         return
     with refused(f"{schedule} checkpoint, other --epochs", USAGE, "with --epochs 6; its", "8 steps, this one after 12"):
-        resume(replace(again, epochs=6), 2)
-    with refused(f"{schedule} checkpoint, --schedule steps", USAGE, f"--schedule {schedule} → steps"):
-        resume(replace(again, schedule="steps"), 2)
+        resume(replace(again, epochs=6, lr_milestones=(4,)), 2)
+    with refused(f"{schedule} checkpoint, --schedule steps", USAGE, f"--schedule {schedule} → steps; use the flags"):
+        resume(replace(again, schedule="steps", lr_milestones=(4,)), 2)
 
 
 @pytest.mark.parametrize("name", ["optimizer", "seed"])
