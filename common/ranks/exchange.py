@@ -38,14 +38,19 @@ def shard_optimizer(optimizer, model):
 
 
 def synchronize(model: nn.Module, device: torch.device) -> None:
-    """Make every BatchNorm2d of `model` normalise over all ranks. Weights, statistics and names stay."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.BatchNorm2d:
-                if device.type == "cuda":
-                    setattr(module, name, nn.SyncBatchNorm.convert_sync_batchnorm(child))
-                else:
-                    child.__class__ = RanksBatchNorm
+    """Make every BatchNorm of `model` normalise over all ranks. Weights, statistics and names stay.
+
+    Raises SuiteError (USAGE) on a CPU if one is not a BatchNorm2d, such as a BatchNorm1d or a class of the user.
+    """
+    if device.type == "cuda":
+        nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return
+    for name, layer in model.named_modules():
+        if type(layer) is nn.BatchNorm2d:
+            layer.__class__ = RanksBatchNorm
+        elif isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            what, found = "--sync-batchnorm on a CPU is only for BatchNorm2d", f"of the kind {type(layer).__name__}"
+            raise SuiteError(what, f"layer {name} is {found}", "leave it out, or train on GPUs", USAGE)
 
 
 def describe_exchange(options) -> dict:
