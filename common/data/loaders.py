@@ -98,8 +98,10 @@ class ResidentLoader:
         needed, free = peak_bytes(images.shape, *augmentation), free_memory(device)
         if needed > free:
             found = f"{needed / 2**20:,.0f} MiB needed, {free / 2**20:,.0f} MiB free"
-            advice = "type --loader workers, or give a smaller --train-size"
-            raise SuiteError(f"the data set does not fit into the memory of {device}", found, advice, MACHINE)
+            which, advice = "training", "type --loader workers, or give a smaller --train-size"
+            if sampler is None:  # the test images are resident with either --loader
+                which, advice = "test", "give a smaller --image-size, or fewer test images"
+            raise SuiteError(f"the {which} images do not fit into the memory of {device}", found, advice, MACHINE)
         self.transform = batch_transform(torch.from_numpy(images).to(device), *augmentation)
         self.labels = torch.from_numpy(split[1]).to(device)
         self.batch_size, self.device, self.sampler = batch_size, device, sampler
