@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
     """Train a warm-up step and `config.profile` more; return the traces of all ranks. All ranks call it."""
     from torch.profiler import profile
 
+    if context.place.device.type == "cpu":
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler prints that it finds no GPU
     timer = PhaseTimer(context.place.devices)
     config = replace(config, max_steps=(config.profile or 0) + WARM_UP)
     constant_lr = SimpleNamespace(step=lambda: None)  # the schedule has no steps left
