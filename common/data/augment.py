@@ -9,6 +9,7 @@ list of tensors whose first dimension is M. take(index, *parameters) returns aug
 
 import math
 
+import numpy as np
 import torch
 
 CROP_PADDING = {"zeros": (4, "constant"), "reflect": (2, "reflect")}  # pixels, torchvision's padding_mode
@@ -103,11 +104,14 @@ class CropAndMirror:
 
 
 def _reflect(images, dimension, padding):
-    """Fill the padding along a dimension, in place, by reflection about the outermost pixels of the image."""
+    """Fill the padding along a dimension, in place, by reflection about the outermost pixels of the image.
+
+    Like torchvision, it reflects an image that is smaller than the padding repeatedly.
+    """
     size = images.shape[dimension]
-    for target, source in ((0, padding + 1), (size - padding, size - 2 * padding - 1)):
-        mirrored = images.narrow(dimension, source, padding).flip(dimension)
-        images.narrow(dimension, target, padding).copy_(mirrored)
+    sources = np.pad(np.arange(padding, size - padding), padding, mode="reflect")
+    for target in (*range(padding), *range(size - padding, size)):
+        images.select(dimension, target).copy_(images.select(dimension, int(sources[target])))
 
 
 class Affine:

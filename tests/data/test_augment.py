@@ -12,8 +12,8 @@ from torchvision.transforms import functional
 from common.data.augment import Affine, CropAndMirror, image_transform, uniform
 
 
-def random_images(count, channels):
-    size = 32 if channels == 3 else 28
+def random_images(count, channels, size=None):
+    size = size or (32 if channels == 3 else 28)
     return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, size, size, channels), np.uint8))
 
 
@@ -21,14 +21,15 @@ def as_pil(image):
     return Image.fromarray(image.squeeze(2).numpy())
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 32])
 @pytest.mark.parametrize("crop_padding, pixels, mode", [("zeros", 4, "constant"), ("reflect", 2, "reflect")])
-def test_crop_and_mirror_equal_torchvisions(crop_padding, pixels, mode):
-    images, index = random_images(50, 3), torch.randperm(50)
+def test_crop_and_mirror_equal_torchvisions(crop_padding, pixels, mode, size):
+    images, index = random_images(50, 3, size), torch.randperm(50)
     augmentation = CropAndMirror(images, crop_padding)
     mirrored, top, left = augmentation.draw(1, index)
     for i, image in enumerate(augmentation.take(index, mirrored, top, left)):
         padded = functional.pad(as_pil(images[index[i]]), pixels, padding_mode=mode)
-        expected = functional.crop(padded, int(top[i]), int(left[i]), 32, 32)
+        expected = functional.crop(padded, int(top[i]), int(left[i]), size, size)
         assert np.array_equal(image, functional.hflip(expected) if mirrored[i] else expected)
 
 
