@@ -41,7 +41,7 @@ def _turn(weights, state, lr):
     momentum = state["momentum"].mul_(MOMENTUM).add_(weights.grad)
     direction = put_together(weights.grad.add(momentum, alpha=MOMENTUM))  # Nesterov's
     norm = put_together(weights).flatten(1).norm()  # flattened, so that it does not depend on the memory layout
-    own_share(weights).mul_(len(weights) ** 0.5 / norm)
+    own_share(weights).mul_(torch.where(norm > 0, len(weights) ** 0.5 / norm, 1.0))  # zeros have no norm
     weights.sub_(cut_like(lr * nearest_orthogonal(direction.flatten(1)).reshape(direction.shape), weights))
 
 

@@ -161,6 +161,16 @@ def test_muon_updates_other_weights_as_adam_does():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_muon_trains_filters_that_begin_as_zeros():
+    """As the last convolution of a residual branch often does."""
+    filters = nn.Parameter(torch.zeros(2, 1, 3, 3))
+    optimizer = build_optimizer([filters], make_config(optimizer="muon", lr=0.01))
+    for _ in range(2):
+        filters.grad = torch.ones_like(filters)
+        optimizer.step()
+        assert filters.isfinite().all() and (filters < 0).all()
+
+
 def test_muon_skips_weights_without_a_gradient():
     filters, bias = nn.Parameter(torch.ones(2, 1, 3, 3)), nn.Parameter(torch.ones(2))
     optimizer = build_optimizer([filters, bias], make_config(optimizer="muon", lr=0.1))
