@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from common.data.image_set import ImageSet
 from common.errors import USAGE, SuiteError
@@ -92,7 +93,8 @@ def build_network(
     FUNCTION(image_shape, classes) returns an nn.Module.
     The network maps images (B, C, H, W) to logits (B, classes), which have 16 bits for "bf16" and "fp16"; for "fp64"
     its weights are float64 too. A plain nn.Sequential becomes one block for each part, any other module a single block.
-    Weights are channels-last, so that convolutions are too (docs/performance.md).
+    Weights (O, I, H, W) are channels-last, so that convolutions are too (docs/performance.md). Lazy layers, such as
+    nn.LazyLinear, get their weights by computing images of zeros.
     Raises SuiteError (USAGE) if the network does not exist, cannot be built or does not fit the images.
     """
     torch.manual_seed(seed)
@@ -105,7 +107,13 @@ def build_network(
         module = nn.Sequential(OrderedDict(BUILDERS[name](*image_shape, classes)))
     parts = type(module) is nn.Sequential and len(module) > 1
     blocks = OrderedDict(module._modules if parts else {WHOLE: module})  # named_children() omits repeated modules
-    network = Network(blocks).to(memory_format=torch.channels_last)
+    network = Network(blocks)
+    tensors = (*network.parameters(), *network.buffers())
+    if any(map(is_lazy, tensors)):
+        _initialize_lazy(network, name, image_shape)
+    for tensor in tensors:
+        if tensor.dim() == 4:
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
     if kind or image_shape[1:] not in ((28, 28), (32, 32)):
         _check_logits(network, name, image_shape, classes)
     network.precision = precision
@@ -167,11 +175,23 @@ def _user_code(what, advice):
         raise SuiteError(what, f"{type(error).__name__}: {error}", advice, USAGE) from None
 
 
+def _takes_images(name, image_shape):
+    what = f"--model {name} does not take images of shape {tuple(image_shape)}"
+    return _user_code(what, "see --dataset and --image-size, or fix it")
+
+
+@torch.no_grad()
+def _initialize_lazy(network, name, image_shape):
+    """Raise SuiteError (USAGE) if the network fails."""
+    with _takes_images(name, image_shape):
+        network.eval()(torch.zeros(2, *image_shape))
+    network.train()
+
+
 @torch.no_grad()
 def _check_logits(network, name, image_shape, classes):
     """Raise SuiteError (USAGE) unless the network maps two images to logits, in training and evaluation mode."""
-    what = f"--model {name} does not take images of shape {tuple(image_shape)}"
-    with _user_code(what, "see --dataset and --image-size, or fix it"):
+    with _takes_images(name, image_shape):
         images = torch.zeros(2, *image_shape)
         outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
     for logits in outputs:

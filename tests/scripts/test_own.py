@@ -127,6 +127,38 @@ def test_rows_that_split_the_model_are_skipped_if_it_cannot_be_split():
     assert not any("cut" in row.skip for row in make_plan(plan_arguments(model=["lenet"]), Machine(0, 2), []))
 
 
+LAYERS = """from torch import nn
+
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Dropout(), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def deep(shape, classes):
+    return nn.Sequential(nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(1352, classes))
+
+
+def wrong(shape, classes):
+    return nn.Sequential(nn.LazyConv2d(2, 30), nn.Flatten(), nn.LazyLinear(classes))
+"""
+
+
+@pytest.mark.parametrize("name, rank", [("lazy", 4), ("deep", 5)])
+def test_layers_with_lazy_or_five_dimensional_weights(name, rank, tmp_path):
+    (tmp_path / "net.py").write_text(LAYERS)
+    network, same = (build_network(f"{tmp_path}/net.py:{name}", (1, 28, 28), 0) for _ in range(2))
+    (weight,) = [weight for weight in network.parameters() if weight.dim() == rank]
+    assert weight.is_contiguous(memory_format=torch.channels_last if rank == 4 else torch.contiguous_format)
+    assert network.training and network(torch.randn(3, 1, 28, 28)).shape == (3, 10)
+    assert all(torch.equal(*weights) for weights in zip(network.parameters(), same.parameters(), strict=True))
+
+
+def test_a_network_with_lazy_weights_that_does_not_fit_the_images(tmp_path):
+    (tmp_path / "net.py").write_text(LAYERS)
+    with pytest.raises(SuiteError, match=r"does not take images of shape \(1, 28, 28\)"):
+        build_network(f"{tmp_path}/net.py:wrong", (1, 28, 28), 0)
+
+
 BUILD = "from torch import nn\ndef build(shape, classes): return "
 TWO_HEADS = """from torch import nn
 
