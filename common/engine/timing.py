@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from common.machine.cores import throttled_seconds
+from common.models.build import out_of_place
 
 CALLS = {"cpu": 1, "cuda": 20}  # calls per measurement, so that the host's launch hardly counts on a GPU
 WARM_UP = 0.5  # seconds until a GPU's clocks have risen
@@ -201,7 +202,8 @@ def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) 
     """Return each block's shortest forward and backward time of `repeats`, on the device of the images."""
     images, seconds, calls = images.to(memory_format=torch.channels_last), [], CALLS[images.device.type]
     for index in range(len(model)):
-        block, times = copy.deepcopy(model[index : index + 1]).to(images.device).train(), []  # keeps the precision
+        block, times = copy.deepcopy(model[index : index + 1]), []  # a slice keeps the precision
+        out_of_place(block).to(images.device).train()
         images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:

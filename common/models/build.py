@@ -79,6 +79,8 @@ def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network of `config` for these images: see build_network()."""
     network = build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
     network.recompute = config.recompute
+    if config.recompute:
+        out_of_place(network)
     if config.precision == "fp16":
         network.scaler = torch.amp.GradScaler(available_devices(config.device)[0].type)
     return network
@@ -118,6 +120,17 @@ def build_network(
         _check_logits(network, name, image_shape, classes)
     network.precision = precision
     return network.double() if precision == "fp64" else network
+
+
+def out_of_place(part: nn.Module) -> nn.Module:
+    """Let a part of a network keep its input: no activation is in place. Its outputs are equal. Return the part.
+
+    Autograd refuses to change the input of a stage, and a recomputation needs it.
+    """
+    for module in part.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
+    return part
 
 
 def plain_state(network: Network, state: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from common.engine.place import Place, States
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
-from common.models.build import Network, block_names, refuse_uncut, split_index
+from common.models.build import Network, block_names, out_of_place, refuse_uncut, split_index
 from common.ranks.stages import cut_model, refuse_small_batch, where_cut
 from common.words import count
 
@@ -30,7 +30,7 @@ class Rows(nn.Module):
 
     def __init__(self, blocks: nn.Module, shape_in: tuple[int, ...]):
         super().__init__()
-        self.blocks, self.shape_in = blocks, shape_in
+        self.blocks, self.shape_in = out_of_place(blocks), shape_in
 
     def expect(self, sizes: tuple[int, ...], mark) -> None:
         """Set the sizes of the next micro-batches, and the function to call at the end of each phase with its name."""

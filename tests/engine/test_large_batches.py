@@ -10,7 +10,17 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from common.engine.step import accumulate_gradients
-from common.models.build import build_network
+from common.models.build import build_model, build_network
+from tests.fixtures import make_config
+from tests.trainings import make_image_set
+
+IN_PLACE = """from torch import nn
+
+
+def build(shape, classes):
+    silu = nn.SiLU(inplace=True)
+    return nn.Sequential(nn.Conv2d(1, 4, 5), silu, nn.Conv2d(4, 4, 5), silu, nn.Flatten(), nn.Linear(1600, classes))
+"""
 
 
 class CountingNetwork(nn.Sequential):
@@ -76,6 +86,18 @@ def test_recomputing_saves_memory_and_changes_no_bit(name, precision, prepare):
     for usual, again in zip(trained(False), trained(True), strict=True):
         assert torch.equal(usual, again)
     assert kept[1] < kept[0] / 3
+
+
+def test_activations_in_place_are_recomputed(tmp_path):
+    """A network that changed a block's input would compute it again from other values."""
+    (tmp_path / "net.py").write_text(IN_PLACE)
+    gradients = []
+    for recompute in (False, True):
+        config = make_config(model=f"{tmp_path}/net.py:build", recompute=recompute)
+        network = build_model(config, make_image_set())
+        network(torch.linspace(-1, 1, 4 * 784).view(4, 1, 28, 28)).square().mean().backward()
+        gradients.append([parameter.grad for parameter in network.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
 def test_slices_of_a_network_recompute_and_evaluation_does_not():

@@ -80,6 +80,12 @@ def test_measured_block_times_balance_the_cut_without_updating_batch_norm():
     assert model.training and not model[-1].running_mean.any()
 
 
+def test_blocks_that_work_in_place_are_timed_and_left_as_they_are():
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(inplace=True), nn.SiLU(inplace=True))
+    seconds = block_seconds(model, torch.ones(2, 1, 2, 2))
+    assert len(seconds) == 3 and min(seconds) > 0 and model[1].inplace and model[2].inplace
+
+
 @pytest.mark.parametrize(
     "times, cut",
     [

@@ -12,7 +12,7 @@ from common.engine.loop import evaluate, train_one_epoch
 from common.engine.place import States
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import build_network
-from common.ranks.pipeline import from_rows, to_rows
+from common.ranks.pipeline import Rows, from_rows, to_rows
 from common.settings.schedules import build_schedule
 from tests.fixtures import files_of, learned, make_config
 from tests.trainings import CPU, assert_same, make_context, make_image_set, make_loaders
@@ -103,6 +103,14 @@ def test_features_survive_the_conversion_to_rows_and_back():
     features = torch.randn(4, 5, 3, 2).to(memory_format=torch.channels_last)  # already contiguous rows
     rows = to_rows(features, (4,), 4)
     assert rows.data_ptr() == features.data_ptr() == from_rows(rows, 4, (5, 3, 2)).data_ptr()
+
+
+def test_a_stage_that_begins_in_place_keeps_what_it_received():
+    stage = Rows(nn.Sequential(nn.ReLU(inplace=True)), (3,))
+    received = torch.tensor([[-2.0, 3, -4]], requires_grad=True)
+    stage.expect((1,), None)
+    stage(received).sum().backward()
+    assert received.tolist() == [[-2, 3, -4]] and received.grad.tolist() == [[0, 1, 0]]
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd", "muon"])
