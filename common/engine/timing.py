@@ -198,12 +198,14 @@ class SampledTimers:
         return {name: batches * total / sampled for name, total in totals.items()} if sampled else None
 
 
-def block_seconds(model: nn.Sequential, images: torch.Tensor, repeats: int = 5) -> list[float]:
-    """Return each block's shortest forward and backward time of `repeats`, on the device of the images."""
+def block_seconds(blocks: Iterable[nn.Module], images: torch.Tensor, repeats: int = 5) -> list[float]:
+    """Return each block's shortest forward and backward time of `repeats`, on the device of the images.
+
+    A block gets the features, a tensor, that the block before it computes.
+    """
     images, seconds, calls = images.to(memory_format=torch.channels_last), [], CALLS[images.device.type]
-    for index in range(len(model)):
-        block, times = copy.deepcopy(model[index : index + 1]), []  # a slice keeps the precision
-        out_of_place(block).to(images.device).train()
+    for index, original in enumerate(blocks):
+        block, times = out_of_place(copy.deepcopy(original)).to(images.device).train(), []
         images = images.detach().requires_grad_(index > 0)
         for _ in range(repeats + 1):
             with Stopwatch([images.device]) as watch:

@@ -14,7 +14,8 @@ class StepTime:
 
 @dataclass(frozen=True)
 class BlockTime:
-    """The time of the forward and backward pass of one block, used to cut a model into stages."""
+    """The time of the forward and backward pass of a block and of those after it that belong to it, used to cut a model
+    into stages."""
 
     model: str
     block: str

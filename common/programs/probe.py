@@ -49,7 +49,7 @@ from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer, to_device
-from common.engine.timing import CALLS, Stopwatch, block_seconds, command_start, synchronize
+from common.engine.timing import CALLS, Stopwatch, command_start, synchronize
 from common.errors import SuiteError, suppress_out_of_memory
 from common.files.probe import BlockTime, LoaderSpeed, MemoryUse, ModelLink, Probe, StepTime
 from common.machine.cores import short_slices
@@ -60,6 +60,7 @@ from common.machine.memory import free_memory, peak_resident_bytes
 from common.models.build import Network, block_names, build_network
 from common.ranks.buckets import gradient_buckets
 from common.ranks.group import shutdown
+from common.ranks.stages import measure_parts
 
 SECONDS_PER_MEASUREMENT = 1.0
 SHORT = 1024  # bytes; for a single number, gloo's all-reduce would send half as many messages
@@ -252,9 +253,9 @@ def _measure_model(name, arguments, image_set, device, test_loader):
     model.train()
     if arguments.cut:
         images = torch.zeros(arguments.cut, *image_set.image_shape, device=device)
-        with suppress_out_of_memory():
-            times = zip(block_names(model), block_seconds(model, images), strict=True)
-            blocks = [BlockTime(name, block, 1000 * seconds) for block, seconds in times]
+        with contextlib.suppress(Exception):  # a row that cuts the network will say why
+            names, parts = block_names(model), measure_parts(model, images)
+            blocks = [BlockTime(name, names[first], 1000 * seconds) for first, seconds in parts.items()]
     if arguments.compile:
         model.compile()
     optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]

@@ -1,5 +1,6 @@
 """Cutting a network into stages, and two stages in one process."""
 
+import copy
 import itertools
 from collections.abc import Sequence
 
@@ -21,19 +22,55 @@ def refuse_small_batch(config, options) -> None:
         raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
+def measure_parts(model: nn.Sequential, images: torch.Tensor) -> dict[int, float]:
+    """Return index of the first block → seconds, of all parts of a network that can be stages.
+
+    seconds: of the forward and backward pass, measured with images (B, C, H, W). Blocks between which anything but a
+    tensor is passed belong to one part.
+    """
+    firsts = _find_firsts(model, images)
+    parts = [model[start:end] for start, end in itertools.pairwise([*firsts, len(model)])]  # they keep the precision
+    return dict(zip(firsts, block_seconds(parts, images), strict=True))
+
+
+@torch.no_grad()
+def _find_firsts(model, images):
+    """Return the indices of the blocks that get one tensor, and so may be the first of a stage."""
+    features, firsts = torch.zeros(2, *images.shape[1:], device=images.device), []
+    for index in range(len(model)):
+        if isinstance(features, torch.Tensor):
+            firsts.append(index)
+        features = copy.deepcopy(model[index : index + 1]).to(images.device).eval()(features)
+    return firsts
+
+
 def cut_model(model: nn.Sequential, stages: int, split_at: Sequence[str], images: torch.Tensor) -> list[int]:
     """Return the index of each stage's first block, followed by the number of blocks.
 
     split_at: the first block of every stage but the first. If empty, balance the stages' times, measured with images
-    (B, C, H, W). Raises SuiteError (USAGE) if stages would share a weight.
+    (B, C, H, W). Raises SuiteError (USAGE) if stages would share a weight, or pass anything but a tensor.
     """
-    inner = [split_index(model, block) for block in split_at] or balanced_cut(block_seconds(model, images), stages)
+    if stages == 1:
+        return [0, len(model)]
+    inner = [split_index(model, block) for block in split_at] or _balance(model, stages, images)
     cut = [0, *inner, len(model)]
     weights = [{*model[start:end].parameters()} for start, end in itertools.pairwise(cut)]
     if len(set.union(*weights)) < sum(map(len, weights)):
         advice = "give each part weights of its own, or another --split-at"
         raise SuiteError("two stages would have the same weights", where_cut(model, cut), advice, USAGE)
+    if split_at and not {*inner} <= {*_find_firsts(model, images)}:
+        advice = "give another --split-at, or fix the model"
+        raise SuiteError("a stage must return one tensor", where_cut(model, cut), advice, USAGE)
     return cut
+
+
+def _balance(model, stages, images):
+    parts = measure_parts(model, images)
+    if len(parts) < stages:
+        names = ", ".join(block_names(model)[first] for first in parts if first)
+        found = f"it has places to cut before {names}" if names else "it has no place to cut"
+        raise SuiteError(f"this model cannot make {stages} stages", found, "let each part return one tensor", USAGE)
+    return [list(parts)[index] for index in balanced_cut(list(parts.values()), stages)]
 
 
 def where_cut(model: nn.Sequential, cut: list[int]) -> str:

@@ -14,7 +14,7 @@ from common.models.build import build_model, build_network, split_index
 from common.models.cuts import balanced_cut
 from common.models.networks import BUILDERS
 from common.ranks.replicas import SimulatedDataParallel
-from common.ranks.stages import TwoStage
+from common.ranks.stages import TwoStage, cut_model, measure_parts
 from common.settings.config import MODELS
 from tests.fixtures import make_config
 from tests.trainings import CPU, make_image_set
@@ -84,6 +84,26 @@ def test_blocks_that_work_in_place_are_timed_and_left_as_they_are():
     model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(inplace=True), nn.SiLU(inplace=True))
     seconds = block_seconds(model, torch.ones(2, 1, 2, 2))
     assert len(seconds) == 3 and min(seconds) > 0 and model[1].inplace and model[2].inplace
+
+
+class Pair(nn.Module):
+    def forward(self, images):
+        return images, images
+
+
+class Join(nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair[0] + pair[1])
+
+
+def test_blocks_that_pass_a_tuple_belong_together():
+    model, images = nn.Sequential(nn.Linear(4, 4), Pair(), Join(4, 4), nn.Linear(4, 4)), torch.ones(1, 1, 1, 4)
+    assert list(measure_parts(model, images)) == [0, 1, 3]
+    assert cut_model(model, 3, (), images) == [0, 1, 3, 4] == cut_model(model, 3, ("1", "3"), images)
+    with pytest.raises(SuiteError, match="cannot make 4 stages; it has places to cut before 1, 3; let each"):
+        cut_model(model, 4, (), images)
+    with pytest.raises(SuiteError, match="must return one tensor; it is cut before 2; give another --split-at"):
+        cut_model(model, 2, ("2",), images)
 
 
 @pytest.mark.parametrize(

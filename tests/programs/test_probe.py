@@ -79,6 +79,44 @@ def test_the_probe_measures_all_models_sizes_and_blocks(data_root, monkeypatch, 
     assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
 
 
+NETWORKS = """from torch import nn
+
+
+class Pair(nn.Flatten):
+    def forward(self, images):
+        return super().forward(images), 1
+
+
+class Scaled(nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair[0]) * pair[1]
+
+
+def pair(shape, classes):
+    return nn.Sequential(Pair(), Scaled(784, 8), nn.Linear(8, classes))
+
+
+class InPlace(nn.Linear):
+    def forward(self, features):
+        return super().forward(features.relu_())
+
+
+def in_place(shape, classes):
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, 8)), InPlace(8, classes))
+"""
+
+
+@pytest.mark.parametrize("name, blocks", [("pair", ["0", "2"]), ("in_place", [])])
+def test_a_network_is_probed_without_blocks_that_cannot_be_timed(
+    name, blocks, data_root, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "net.py").write_text(NETWORKS)
+    flags = "--cut", 12, "--sizes", 12, "--data-root", data_root, "--model", f"{tmp_path}/net.py:{name}"
+    measured = probed(monkeypatch, capsys, *RESIDENT, *flags)
+    assert [block["block"] for block in measured["blocks"]] == blocks
+    assert [step["batch"] for step in measured["steps"]] == [12]
+
+
 @pytest.mark.parametrize("shared, free", [(True, 1 << 33), (False, None)])
 def test_the_probe_on_a_gpu_reports_its_memory(shared, free, data_root, monkeypatch, capsys):
     monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: shared)

@@ -75,6 +75,20 @@ def branches(shape, classes):
     return Branches(nn.Flatten(), nn.Linear(784, classes))
 
 
+class Pair(nn.Flatten):
+    def forward(self, images):
+        return super().forward(images), 1
+
+
+class Scaled(nn.Linear):
+    def forward(self, pair):
+        return super().forward(pair[0]) * pair[1]
+
+
+def pair(shape, classes):
+    return nn.Sequential(Pair(), Scaled(784, classes))
+
+
 def alone(shape, classes):
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))
 """
@@ -102,6 +116,8 @@ def test_a_custom_network_computes_the_same_inside_the_suite(name, blocks, netwo
     "name, flags, message",
     [
         ("twice", ("--split-at", 2), "two stages would have the same weights; it is cut before 2"),
+        ("pair", ("--split-at", 1), "a stage must return one tensor; it is cut before 1"),
+        ("pair", (), "this model cannot make 2 stages; it has no place to cut"),
         ("alone", (), "this model cannot be cut; it is not an nn.Seq"),
     ],
 )
