@@ -11,7 +11,7 @@ from common.engine.timing import SampledTimers, block_seconds
 from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.models.build import block_names, refuse_uncut, split_index
-from common.models.cuts import balanced_cut
+from common.models.cuts import balanced_cut, stage_starts
 from common.words import count
 
 
@@ -25,20 +25,24 @@ def refuse_small_batch(config, options) -> None:
 def measure_parts(model: nn.Sequential, images: torch.Tensor) -> dict[int, float]:
     """Return index of the first block → seconds, of all parts of a network that can be stages.
 
-    seconds: of the forward and backward pass, measured with images (B, C, H, W). Blocks between which anything but a
-    tensor is passed belong to one part.
+    seconds: of the forward and backward pass, measured with images (B, C, H, W). Blocks that share a weight or pass
+    anything but a tensor belong to one part. All parts have weights to train, if two can: see stage_starts().
     """
-    firsts = _find_firsts(model, images)
-    parts = [model[start:end] for start, end in itertools.pairwise([*firsts, len(model)])]  # they keep the precision
-    return dict(zip(firsts, block_seconds(parts, images), strict=True))
+    firsts = [*_find_firsts(model, images), len(model)]
+    parts = [model[start:end] for start, end in itertools.pairwise(firsts)]  # they keep the precision
+    trains = [any(weight.requires_grad for weight in part.parameters()) for part in parts]
+    times = block_seconds(parts, images)
+    ends = itertools.pairwise([*stage_starts(times, trains), len(parts)])
+    return {firsts[start]: sum(times[start:end]) for start, end in ends}
 
 
 @torch.no_grad()
 def _find_firsts(model, images):
-    """Return the indices of the blocks that get one tensor, and so may be the first of a stage."""
+    """Return the indices of the blocks that get one tensor, and before which no weight is in use that is used again."""
     features, firsts = torch.zeros(2, *images.shape[1:], device=images.device), []
     for index in range(len(model)):
-        if isinstance(features, torch.Tensor):
+        shared = {*model[:index].parameters()} & {*model[index:].parameters()}
+        if isinstance(features, torch.Tensor) and not shared:
             firsts.append(index)
         features = copy.deepcopy(model[index : index + 1]).to(images.device).eval()(features)
     return firsts
@@ -69,7 +73,8 @@ def _balance(model, stages, images):
     if len(parts) < stages:
         names = ", ".join(block_names(model)[first] for first in parts if first)
         found = f"it has places to cut before {names}" if names else "it has no place to cut"
-        raise SuiteError(f"this model cannot make {stages} stages", found, "let each part return one tensor", USAGE)
+        advice = "let each part return one tensor and have weights of its own"
+        raise SuiteError(f"this model cannot make {stages} stages", found, advice, USAGE)
     return [list(parts)[index] for index in balanced_cut(list(parts.values()), stages)]
 
 

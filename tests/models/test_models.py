@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from common.engine.timing import SAMPLE_FIRST, block_seconds
 from common.errors import SuiteError
 from common.models.build import build_model, build_network, split_index
-from common.models.cuts import balanced_cut
+from common.models.cuts import balanced_cut, stage_starts
 from common.models.networks import BUILDERS
 from common.ranks.replicas import SimulatedDataParallel
 from common.ranks.stages import TwoStage, cut_model, measure_parts
@@ -115,6 +115,30 @@ def test_blocks_that_pass_a_tuple_belong_together():
 )
 def test_a_cut_minimizes_the_time_of_the_slowest_stage(times, cut):
     assert balanced_cut(times, len(cut) + 1) == cut
+
+
+@pytest.mark.parametrize(
+    "times, training, starts",
+    [
+        ([1.0, 2.0, 3.0], (0, 1, 2), [0, 1, 2]),
+        ([1.0, 2.0, 3.0, 4.0], (1, 2), [0, 2]),
+        ([4.0, 1.0, 2.0, 3.0, 1.0], (0, 3), [0, 2]),  # 5 and 6
+        ([1.0, 1.0, 9.0, 1.0, 8.0, 1.0], (0, 2, 5), [0, 2, 3]),
+        ([1.0, 2.0, 3.0], (1,), [0, 1, 2]),  # no cut gives both stages weights
+    ],
+)
+def test_stages_may_begin_once_between_blocks_with_weights(times, training, starts):
+    assert stage_starts(times, [index in training for index in range(len(times))]) == starts
+
+
+def test_a_cut_divides_no_weight_and_gives_every_stage_some(monkeypatch):
+    monkeypatch.setattr("common.ranks.stages.block_seconds", lambda parts, _: [float(len(part)) for part in parts])
+    shared, images = nn.Linear(4, 4), torch.ones(1, 1, 1, 4)
+    model = nn.Sequential(nn.Linear(4, 4), shared, nn.ReLU(), shared, nn.ReLU(), nn.Flatten(), nn.Linear(4, 4))
+    assert measure_parts(model, images) == {0: 1, 1: 3, 4: 3}
+    assert cut_model(model, 2, (), images) == [0, 4, 7] and cut_model(model, 3, (), images) == [0, 1, 4, 7]
+    with pytest.raises(SuiteError, match="cannot make 4 stages; it has places to cut before 1, 4; let each"):
+        cut_model(model, 4, (), images)
 
 
 @pytest.mark.parametrize("block", ["conv1", "nothing"])
