@@ -49,6 +49,7 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 CALLS = {"helper": 3, "start": 6, "started": 6, "select": 80, "fsync": 20, "wait": 8, "kill": 8}  # and how many
 STATUS = {"ok": "ok", "stalls": "timed out", OUT_OF_MEMORY: OUT_OF_MEMORY, "killed for memory": OUT_OF_MEMORY}
 OTHERS = ("second", "second resumes", "shown", "moved", "deleted")  # what others do to the directory
+EARLY = ("disk full", "helper killed", "taken")  # may end a session before it writes what an earlier one left
 KEPT = ("ok", OUT_OF_MEMORY)
 TIMEOUT = 8.0
 MOST = 5  # findings, after which it ends
@@ -163,6 +164,7 @@ class Play:
         self.machine.before_turn = self._before_turn
         self.shown: list[tuple[int, str, str]] = []
         self.seen: list[str] = []  # what happened in the schedule, to count it
+        self.torn: set[Path] = set()  # files that sessions left; the next one that writes them removes them
         self.kept: dict = {}  # the runs that must stay in results.json, by (block, row)
         self.first = self.session = 0  # of the machine's trainings: the first of this comparison, and of this session
 
@@ -187,7 +189,8 @@ class Play:
             if report:
                 check_runs(self, report)
                 check_order(self, report)
-            left = [*self.place.glob("tmp/*"), *self.place.rglob("*.part")]
+            before, self.torn = self.torn, {*self.place.glob("tmp/*"), *self.place.rglob("*.part")}
+            left = self.torn - (before if self.happened(*EARLY) else set())
             self.found.unless(not left or self.happened(*SIGNALS), f"files are left: {left}")
             if number == len(self.schedule.sessions) - 1:
                 check_complete(self, report, *ended)
