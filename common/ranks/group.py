@@ -50,9 +50,9 @@ class Rank(Place):
             )
         publish_process(self.store, self.rank)
         if on_gpu and self.ranks > 1:
-            self.heartbeat = Heartbeat(self.store, self.rank, self.ranks)
-            self.heartbeat.start()
-            self.after_batch = self.heartbeat.beat  # type: ignore[method-assign]
+            self.heartbeat = heartbeat = Heartbeat(self.store, self.rank, self.ranks)
+            heartbeat.start()
+            self.after_batch = heartbeat.beat  # type: ignore[method-assign]
 
     def gather(self, value) -> list:
         self.after_batch()

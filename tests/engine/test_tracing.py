@@ -154,7 +154,7 @@ def test_the_figure_has_a_panel_per_traced_row(tmp_path):
 
 def test_the_figure_shows_lanes_and_waiting():
     assert waiting_finding({"A": SPANS, "B": SPANS[:1]}) == (
-        "In “A”, ranks wait for one another for 18% of the traced time"
+        "In “A”, ranks exchange, or wait for one another, for 18% of the traced time"
     )  # 1 of 5.5 ms
     alone = (Span(0, "step", "forward", 0.0, 2.0), Span(0, "step", "exchange", 2.0, 4.0))  # with nobody
     assert waiting_finding({"B": SPANS[:1]}) == waiting_finding({"C": alone}) == "What every device does in a step"
