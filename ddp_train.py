@@ -14,12 +14,12 @@ timing.
 
 import contextlib
 
-from common.settings.command import begin_ranks, choice, positive_float, switch, value
+from common.settings.command import begin_ranks, bounded_float, choice, switch, value
 
 FLAGS = {
     "--no-sync": switch("never exchange gradients: each rank trains a model of its own, to see the time"),
     "--compress": choice("none | bf16 | fp16: exchange gradients rounded to 16 bits", ("none", "bf16", "fp16"), "TYPE"),
-    "--bucket-mb": value("MiB of gradients that travel together (1 for the first, then 25)", positive_float, "MIB"),
+    "--bucket-mb": value("MiB of gradients that travel together (1 for the first, then 25)", bounded_float, "MIB"),
     "--sync-batchnorm": switch("BatchNorm takes mean and variance over all ranks' images"),
     "--zero": switch("ZeroRedundancyOptimizer: each rank updates its share of the weights for all"),
 }

@@ -94,6 +94,7 @@ MEMORY_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 positive_int = _number(int, lambda value: 1 <= value <= MOST, f"a whole number from 1 to {MOST}")
 non_negative_int = _number(int, lambda value: 0 <= value <= MOST, f"a whole number from 0 to {MOST}")
 positive_float = _number(float, lambda value: 0 < value < math.inf, "a finite number above 0")
+bounded_float = _number(float, lambda value: 0 < value <= MOST, f"a number above 0, at most {MOST}")
 fraction = _number(float, lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
 # "90", "90s", "20m" or "1.5h", in seconds
 patience = _number(float, lambda value: 0 <= value < math.inf, "0, or a time such as 90s, 20m or 2h", TIME_UNITS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.machine.begin import begin
-from common.settings.arguments import one_of, positive_float, positive_int
+from common.settings.arguments import bounded_float, one_of, positive_int
 from common.settings.config import RunConfig, parse, script_parser
 
 
@@ -49,7 +49,7 @@ def begin_ranks(name: str, description: str, flags: Mapping[str, dict] | None = 
     """Begin a script that trains in ranks, like begin_one(). Return the argument of start_ranks()."""
     spawn = value("start N ranks here, without torchrun")
     waiting = "fail if another rank does not answer for S seconds (%(default)g)"
-    timeout = value(waiting, positive_float, "S", default=120.0)
+    timeout = value(waiting, bounded_float, "S", default=120.0)
     local_rank = value(SUPPRESS, int)  # typed by torch.distributed.launch and deepspeed
     own = {"--spawn": spawn, **(flags or {}), "--dist-timeout": timeout, "--local-rank": local_rank}
     return begin_one(name, description, own, as_rank=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from common.settings.arguments import OneLineParser, one_of, patience, percentage, positive_float, positive_int, seconds
+from common.settings.arguments import OneLineParser, bounded_float, one_of, patience, percentage, positive_int, seconds
 from common.settings.config import FLAGS as TRAINING
 from common.settings.config import (
     add_training_flags,
@@ -92,7 +92,7 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
 def guess(text: str) -> str:
     """Check METHOD=X for argparse: a guess that a method is X times as fast as the baseline."""
     method, _, value = text.partition("=")
-    return f"{one_of(METHODS)(method)}={positive_float(value):g}"
+    return f"{one_of(METHODS)(method)}={bounded_float(value):g}"
 
 
 def slice_length(text: str) -> int | float:
@@ -124,7 +124,7 @@ def _cluster(text):
 
 
 # Parsers and placeholders in the help
-N, MS, POINTS, PATIENCE = (positive_int, "N"), (positive_float, "MS"), (positive_float, "P"), (patience, "TIME")
+N, MS, POINTS, PATIENCE = (positive_int, "N"), (bounded_float, "MS"), (bounded_float, "P"), (patience, "TIME")
 SCALING, LANG = (one_of(("strong", "weak")), "KIND"), (one_of(LANGUAGES), "LANG")
 TIME, PERCENT, DIR, FILE = (seconds, "TIME"), (percentage, "P"), (str, "DIR"), (_results, "FILE")
 BRIEF = {  # the flags that --help shows, with a shorter text for some
@@ -165,7 +165,7 @@ FLAGS = {
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag("nodes of a SLURM job, each with --nproc devices (1)", N, [1], "+", plans=True),
     "micro_batches": Flag("micro-batches of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),
-    "bucket_mb": Flag("size of ddp's gradient buckets (25)", (positive_float, "MIB"), [None], "+", plans=True),
+    "bucket_mb": Flag("size of ddp's gradient buckets (25)", (bounded_float, "MIB"), [None], "+", plans=True),
     "threads_per_device": Flag("CPU threads per device (cores ÷ devices)", N, plans=True),
     "scaling": Flag("strong | weak: --batch-size over all devices, or on each", SCALING, "strong", plans=True),
     "against": Flag(
@@ -187,7 +187,7 @@ FLAGS = {
     "accuracy_margin": Flag(
         "percentage points of accuracy that a recommended row may lose to its baseline (1)", POINTS, ACCURACY_MARGIN
     ),
-    "timeout": Flag("seconds after which a run is stopped (never; a --script after 900)", (positive_float, "S")),
+    "timeout": Flag("seconds after which a run is stopped (never; a --script after 900)", (bounded_float, "S")),
     "wait": Flag("for others of this suite that compute here, e.g. 1h; 0: not (10m)", PATIENCE, 600.0, kept=False),
     "resume": _switch("continue the interrupted comparison in --output-dir", kept=False),
     "prove": _switch("afterwards, rerun each row without its largest cause, to test the cause"),
@@ -208,7 +208,7 @@ FLAGS = {
         [],
         "+",
     ),
-    "link_gbps": Flag("Gbit/s of the network between machines, for --project", (positive_float, "G")),
+    "link_gbps": Flag("Gbit/s of the network between machines, for --project", (bounded_float, "G")),
     "link_ms": Flag("milliseconds of latency of that network (0)", MS),
     "output_dir": Flag("results directory (figures/comparison; --from: its own)", DIR, shows=True),
     "keep": _shown("how many earlier results to keep there, in earlier-DATE (all)", N),
