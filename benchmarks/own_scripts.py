@@ -155,8 +155,8 @@ def measured(runs: Runs) -> dict:
     found = list(runs.each(cases).values())
     if runs.output.exists():
         earlier = json.loads(runs.output.read_text(encoding="utf-8"))
-        names = {text.partition("=")[0] for text in given.scripts}
-        found = [entry for entry in earlier["comparisons"] if entry["script"] not in names] + found
+        measured_now = {entry["script"] for entry in found}
+        found = [entry for entry in earlier["comparisons"] if entry["script"] not in measured_now] + found
     comparisons = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in found]
     return {"comparisons": list(map(asdict, comparisons)), "scores": scores(comparisons)}
 
