@@ -232,7 +232,7 @@ def state(slurm, job):
 def test_a_cancelled_job_cleans_up_and_a_requeued_one_gives_the_weights_of_ddp(slurm, train, data_root, tmp_path):
     files = "--output", tmp_path / "result.json", "--figure-dir", tmp_path, "--save", tmp_path / "weights.pth"
     flags = small(RESIDENT, data_root, "--epochs", 3, *files)
-    log = tmp_path / "log-n1.log"
+    log = tmp_path / f"log-{socket.gethostname().partition('.')[0]}.log"  # both nodes are this machine
     job = submit(slurm, tmp_path, "train", *small(RESIDENT, data_root, "--epochs", 500, "--figure-dir", tmp_path))
     wait_until(lambda: log.exists() and "Epoch [2/500]" in log.read_text(), 60)
     slurm("scancel", job)
