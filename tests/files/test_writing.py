@@ -1,6 +1,8 @@
 """Atomic replacement of files, and the lock on the data directory."""
 
 import fcntl
+import json
+import math
 import os
 import shutil
 import sys
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from common.data import archives
-from common.files.writing import atomic_write
+from common.files.writing import atomic_write, write_json
 from common.machine.entry import run_script
 from tests.crash_points import whole_states
 from tests.failing_calls import go_through
@@ -43,6 +45,14 @@ def test_a_failed_write_names_the_file_and_keeps_the_old_one(tmp_path):
     save()
     attempts, wrong = go_through(lambda: run_script(save), lambda *_: torch.load(file, weights_only=True), tmp_path)
     assert attempts > 5 and not wrong, wrong
+
+
+def test_json_is_indented_and_keeps_names_that_are_not_utf8(tmp_path):
+    value = {"dir/\udc80é": [[1, -0.0, 2.5e-07, 1e22], [], {}, None, True, '"\n\u2028'], "nan": math.nan}
+    write_json(value, tmp_path / "file")
+    written = json.dumps({**value, "nan": None}, indent=1, ensure_ascii=False).replace("\udc80", "\\udc80")
+    assert (tmp_path / "file").read_text() == written
+    assert json.loads(written) == {**value, "nan": None}
 
 
 def test_waiting_for_another_process_prints_a_message(tmp_path, monkeypatch, capsys):
