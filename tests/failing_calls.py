@@ -6,6 +6,7 @@ Ranks that the program forks count their own calls. Writes are counted as the sy
 
 import builtins
 import errno
+import faulthandler
 import io
 import os
 import re
@@ -83,7 +84,7 @@ def _run(program, files, calls):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
-    signal.alarm(100)  # it kills a fork that hangs
+    faulthandler.dump_traceback_later(100, exit=True, file=sys.stderr)  # of a fork that hangs
     try:
         calls.count()
         program()

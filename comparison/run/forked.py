@@ -28,8 +28,9 @@ ROOM = "-" * 1000  # for the commands of forks in `ps`
 LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
 
 
-class Forked:
-    """A child process that this one did not start itself, with the methods of subprocess.Popen that are used here.
+class Child:
+    """A child process, with two methods of subprocess.Popen. If a signal's handler raises in Popen.poll(), a lock may
+    stay locked, and wait() never returns.
 
     earlier: the seconds that its template took to start, which a new process would have taken too.
     """
@@ -80,7 +81,7 @@ class Template:
         seconds = self._answer(START_TIMEOUT)
         self._ready, self._seconds = bool(seconds), float(seconds or 0)
 
-    def fork(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
+    def fork(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:
         """Do what the function fork() does, for a program of the suite."""
         if not self._ready or _circumstances(environment) != self._circumstances:
             return None
@@ -88,7 +89,7 @@ class Template:
         with adopt_orphans(), contextlib.suppress(OSError):
             socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
             if pid := self._answer(FORK_TIMEOUT):
-                return Forked(int(pid), self._seconds)
+                return Child(int(pid), self._seconds)
         self._ready = False
         return None
 
@@ -144,7 +145,7 @@ def renew_template() -> None:
         template()
 
 
-def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Forked | None:
+def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:
     """Start `command` in a session of its own. None if it must be started afresh.
 
     environment: has a TAG by own_tag() of a uuid4().hex. streams: the descriptors of its stdout and stderr.

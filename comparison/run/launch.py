@@ -13,11 +13,10 @@ from pathlib import Path
 from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError, describe_exit, remedy
 from common.machine.lifetime import TAG, end_with_parent, guard, kill_tagged, own_tag, temporary_directory
 from comparison.methods import PROJECT, python
-from comparison.run.forked import Forked, fork, python_path
+from comparison.run.forked import Child, fork, python_path
 
 TIMED_OUT = 124  # the exit code of timeout(1)
 GRACE = 3.0  # seconds between SIGTERM and SIGKILL
-Child = subprocess.Popen | Forked
 STDERR = 2  # of this process
 LONGEST_TMPDIR = 70  # a socket's path has at most 107 bytes (unix(7)), of which multiprocessing needs 32
 
@@ -46,10 +45,13 @@ def started(command: tuple[str, ...], log: Path, environment: dict[str, str] | N
     with temporary_directory() as temporary, _new_file(log) as file:
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         variables = {**_environment(temporary, tag), **(environment or {})}
-        # end_with_parent covers the case that the guard is killed too
-        child = fork(command, variables, 2 * (file.fileno(),)) or subprocess.Popen(
-            command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent
-        )
+        if not (child := fork(command, variables, 2 * (file.fileno(),))):
+            # end_with_parent covers the case that the guard is killed too
+            process = subprocess.Popen(
+                command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent
+            )
+            process.returncode = 0  # Popen need not wait for it
+            child = Child(process.pid)
         try:
             yield child
         finally:

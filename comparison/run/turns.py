@@ -27,8 +27,8 @@ from comparison.outcomes import Outcome
 from comparison.plan.plan import file_name
 from comparison.rows import Configuration
 from comparison.run.cards import CardWatch
-from comparison.run.forked import Forked
-from comparison.run.launch import TIMED_OUT, Child, cause, end_together, ran_out_of_memory, started
+from comparison.run.forked import Child
+from comparison.run.launch import TIMED_OUT, cause, end_together, ran_out_of_memory, started
 
 # The next row starts if this many times the memory of the largest row is free. With less, cuDNN would have less work
 # space and choose slower algorithms.
@@ -170,7 +170,7 @@ class Run(contextlib.ExitStack):
             status, reason = "failed", f"{error} (log: {self._log})"
         if result:
             status, reason = result.status, result.reason
-        earlier = self._child.earlier if isinstance(self._child, Forked) else 0.0
+        earlier = self._child.earlier if self._child else 0.0
         return Outcome(
             self.configuration.name,
             self._block,

@@ -70,7 +70,7 @@ def test_its_place_among_the_processes(tmp_path):
     command = (python(), "data_parallel_train.py", *FLAGS, "--epochs", "100", "--figure-dir", str(tmp_path))
     before = {*alive(f"{TAG}={own_tag()}")}
     with started(command, tmp_path / "log") as child:
-        assert isinstance(child, forked.Forked)
+        assert child.earlier
         tags = [pid for pid in alive(f"{TAG}={own_tag()}") if pid not in before | {child.pid}]
         assert len(tags) <= 1  # the template, if it has just started
         shown = alive(f"{TAG}={own_tag()}")[child.pid]
@@ -132,7 +132,7 @@ def test_waiting_has_a_limit():
     if not child:
         time.sleep(100)
     with pytest.raises(forked.subprocess.TimeoutExpired):
-        forked.Forked(child).wait(0.1)
+        forked.Child(child).wait(0.1)
     os.kill(child, signal.SIGTERM)
-    assert forked.Forked(child).wait() == -signal.SIGTERM
-    assert forked.Forked(child).wait() == 0  # nobody knows any more
+    assert forked.Child(child).wait() == -signal.SIGTERM
+    assert forked.Child(child).wait() == 0  # nobody knows any more

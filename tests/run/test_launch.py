@@ -1,6 +1,7 @@
 """Child processes: their logs and files, and how they are stopped."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -76,7 +77,7 @@ def test_a_failure_without_a_log_has_an_exit_code(tmp_path):
 def test_a_stopped_child_can_still_handle_sigterm(tmp_path):
     handles = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
     process, stack = waiting_child(handles, tmp_path)
-    process.send_signal(signal.SIGSTOP)
+    os.kill(process.pid, signal.SIGSTOP)
     stack.close()
     assert process.returncode == 7
 
@@ -95,3 +96,49 @@ def test_children_that_ignore_sigterm_share_the_grace_period(tmp_path, monkeypat
     for process, stack in pairs:
         stack.close()
         assert process.returncode == -signal.SIGKILL
+
+
+def test_a_signal_anywhere_in_poll_does_not_prevent_the_end(tmp_path, monkeypatch):
+    """subprocess.Popen.poll() leaves a lock behind if a handler raises right after it was acquired."""
+    monkeypatch.setattr(launch, "GRACE", 0.0)
+    interrupted = 0
+    while not polled_before(interrupted, tmp_path / "log"):
+        interrupted += 1
+    assert interrupted > 10
+
+
+def polled_before(instruction, log):
+    """Poll a child, but raise KeyboardInterrupt before this instruction. Return whether poll() had ended by then."""
+    instructions = itertools.count()
+
+    def interrupt(frame, event, _):
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(instructions) == instruction:
+            raise KeyboardInterrupt
+        return interrupt
+
+    try:
+        with limit_of(10), started(("sleep", "60"), log) as child:
+            sys.settrace(interrupt)
+            try:
+                child.poll()
+            finally:
+                sys.settrace(None)
+            return True
+    except KeyboardInterrupt:
+        assert child.poll() is not None
+        return False
+
+
+@contextlib.contextmanager
+def limit_of(seconds):
+    def end(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
