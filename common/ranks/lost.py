@@ -32,7 +32,7 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
     """If a collective fails in the `with`, raise SuiteError with the ranks that did not take part.
 
     The ranks that wait for a hanging rank give up after dist_timeout seconds and tell one another. If a rank died, its
-    launcher stops the others in the meantime, so that they print nothing.
+    launcher stops the others in the meantime, so that they print nothing, unless torchrun runs on several nodes.
     """
     try:
         yield
@@ -41,8 +41,8 @@ def name_lost_ranks(dist_timeout: float) -> Iterator[None]:
             raise
         cause = f"{type(error).__name__}: {torch_message(error)}"
         missing = _missing_ranks(dist_timeout) if dist.is_initialized() else []
-        if pending_signal():  # the other rank got the signal too, or the launcher noticed its end
-            sys.exit(128 + pending_signal())
+        if pending_signal() and not (_on_several_nodes() and len(missing or ()) == 1):
+            sys.exit(128 + pending_signal())  # the other rank got the signal too, or the launcher noticed its end
         if missing is None:
             cause = f"{silent_host()}; {cause}"
         elif missing:
@@ -71,6 +71,11 @@ def _missing_ranks(dist_timeout):
             time.sleep(0.1)
     except RuntimeError:  # the process that held the store has ended, or its host is silent
         return missing
+
+
+def _on_several_nodes():
+    """Return whether torchrun runs on several nodes. If a lost one comes back, it stops the other ranks silently."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1)) > 1
 
 
 def rank_0_holds_store() -> bool:

@@ -12,6 +12,7 @@ from multiprocessing.reduction import DupFd
 import pytest
 import torch
 
+from common.errors import SuiteError
 from common.files.results import read_result
 from common.machine.entry import explained
 from common.ranks import lost as lost_ranks
@@ -105,6 +106,19 @@ def test_a_lost_host_of_the_store_is_named(held_by_torchrun, words, monkeypatch,
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     with refused(f"the store's host is lost: {words}", 1, words), lost_ranks.name_lost_ranks(30.0):
         raise torch.distributed.DistBackendError("gloo: Connection closed by peer")
+
+
+@pytest.mark.parametrize("nodes, lost, named", [("1", [2], False), ("2", [2], True), ("2", [1, 2], False)])
+def test_a_rank_that_is_stopped_names_the_only_lost_one_of_several_nodes(nodes, lost, named, monkeypatch):
+    """torchrun itself names a rank that failed, but not one whose node lost power and came back."""
+    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(lost_ranks, "_missing_ranks", lambda _: lost)
+    monkeypatch.setattr(lost_ranks, "pending_signal", lambda: signal.SIGTERM)
+    monkeypatch.setattr(lost_ranks, "group_store", torch.distributed.HashStore)
+    with pytest.raises(SuiteError if named else SystemExit) as ended, lost_ranks.name_lost_ranks(30.0):
+        raise torch.distributed.DistBackendError("gloo: Connection closed by peer")
+    assert ("rank 2 did not answer" in str(ended.value)) == named
 
 
 def offer(pipe):
