@@ -54,6 +54,8 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
     refuse_if(gpus and limit, "--memory-limit is for a CPU", f"found {count(gpus, 'GPU')}", advice)
     unlimited = arguments.fit_batch and not gpus and not limit
     refuse_if(unlimited, "--fit-batch on a CPU needs a limit", "found none", "type e.g. --memory-limit 2GiB")
+    graphs = any(row.planned.cuda_graph for row in plan)
+    refuse_if(graphs and not gpus, "--cuda-graph needs a GPU", "the rows run on a CPU", "leave it out")
 
     methods, baseline = {row.method for row in plan}, arguments.baseline
     rows = f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}"

@@ -128,6 +128,7 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--fit-batch --prove"): "leave out --prove",
     (0, "--fit-batch --methods single ddp:batch-size=64"): "leave out ddp:batch-size",
     (0, "--fit-batch"): "--fit-batch on a CPU needs a limit; found none; type e.g. --memory-limit 2GiB",
+    (0, "--methods single single:cuda-graph"): "--cuda-graph needs a GPU; the rows run on a CPU; leave it out",
     (2, "--memory-limit 2GiB"): "--memory-limit is for a CPU; found 2 GPUs",
     (1, "--project 2"): "--project 2 needs the speed between GPUs; found 1 GPU; type e.g. --project 8x1 --link-gbps G",
     (0, "--project 2x1 4x2"): "--project 2x1 needs the speed of the network between the machines; found none; measure",
