@@ -235,6 +235,7 @@ def test_throttled_time_is_relative_to_all_threads_and_workers_and_hides_queuein
     assert share(**two_nodes)[0] == pytest.approx(0.75, rel=1e-4)
     assert share(workers_per_process=1)[0] == pytest.approx(0.1875, rel=1e-4)
     assert share(threads_per_process=2)[0] == pytest.approx(0.1875, rel=1e-4)
+    assert share(devices=("cpu",))[0] == pytest.approx(0.375, rel=1e-4)
 
 
 @pytest.mark.parametrize("cores, advice", [(6, "cores left"), (5, "a core left"), (4, "no core left")])

@@ -6,10 +6,11 @@ import pytest
 
 from comparison.judge.analysis import analyse
 from comparison.judge.decision import Decision
+from comparison.judge.fairness import differences
 from comparison.record import Equivalence
 from comparison.show.advice import recommendations
 from comparison.words import render
-from tests.reports import as_long_as_its_parts, configuration, each_epoch, report_of, runs
+from tests.reports import as_long_as_its_parts, configuration, each_epoch, make_result, report_of, runs
 
 SLOW, FAST, MIDDLE = (3.0, 3.03, 2.97), (1.0, 1.01, 0.99), (1.5, 1.52, 1.49)
 
@@ -317,6 +318,13 @@ def test_undecided_and_disturbed_sweeps_have_no_single_fastest_value():
     assert sweep.fastest == ()
     (sweep,) = analyse(report_of(*sweep_of_workers(SLOW, FAST[:1], MIDDLE))).sweeps
     assert sweep.value(sweep.fastest[0]) == 4  # the only run of 2 workers may be luck
+
+
+@pytest.mark.parametrize("steps, unlike", [(9, False), (11, False), (8, True), (12, True)])
+def test_an_epoch_may_differ_by_one_step(steps, unlike):
+    """N ranks leave out up to N - 1 images, which can be the last step."""
+    found = differences(each_epoch(make_result("ddp"), steps=steps), make_result(), "strong")
+    assert found == [f"steps per epoch {steps} instead of 10"] * unlike
 
 
 SECONDS, HALF = (2.0, 2.02, 1.98), (1.0, 1.01, 0.99)

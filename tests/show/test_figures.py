@@ -59,13 +59,14 @@ def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, 
 
 def test_a_figure_grows_by_the_lines_of_its_title_and_of_the_longest_one_of_a_panel():
     figure = Figure((5, 3))
-    panels = [axes.set_title("panel " * words) for axes, words in zip(figure.subplots(1, 2), (9, 30), strict=True)]
+    panels = [axes.set_title("panel " * words) for axes, words in zip(figure.subplots(1, 3), (2, 9, 30), strict=True)]
     texts = figure.suptitle("figure " * 30), *panels
     heights = [text.get_window_extent().height for text in texts]
     figures.wrap_titles(figure)
     title, *of_panels = (text.get_window_extent().height - height for text, height in zip(texts, heights, strict=True))
-    room = figure.bbox.width / len(panels)
-    assert all(text.get_window_extent().width < room for text in panels)
+    room = figures.AXES_SHARE * (figure.bbox.width - 2 * figures.MARGIN * figure.dpi) / len(panels)
+    assert all(text.get_window_extent().width <= room for text in panels)
+    assert "\n" not in panels[0].get_text()  # it has room
     assert figure.get_figheight() == pytest.approx(3 + (title + max(of_panels)) / figure.dpi)
 
 

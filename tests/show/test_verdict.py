@@ -251,6 +251,15 @@ def test_nothing_is_tied_without_an_interval(count):
     assert swept == ["Sweep of workers, “SINGLE”: too few runs to tell the fastest."]
 
 
+def test_a_sweep_with_a_single_run_of_a_value_has_no_fastest_one():
+    times = {1: (8.0, 8.1, 7.9), 2: (4.0,), 4: (2.0, 2.1, 1.9)}
+    rows = [
+        (configuration(values={"num_workers": n}, num_workers=n), runs(seconds=seconds, workers_per_process=n))
+        for n, seconds in times.items()
+    ]
+    assert "Sweep of workers, “SINGLE”: too few runs to tell the fastest." in verdict(report_of(*rows))
+
+
 def test_the_simplest_of_several_tied_rows():
     rows = [(configuration(method), runs(method, FAST, count=2)) for method in ("dp", "ddp", "fsdp")]
     (advice,) = recommendations(report_of(SINGLE, *rows))
