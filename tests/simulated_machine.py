@@ -43,7 +43,7 @@ from common.machine import lifetime
 from common.machine.entry import run_script
 from common.machine.turns import IDLE, OBSERVE, START, TURNS
 from comparison import results_file
-from comparison.run import cards, forked, turns
+from comparison.run import cards, forked, launch, turns
 from comparison.run.observed import OBSERVED
 from comparison.show import report as shown
 from tests.reports import ENVIRONMENT, PROBE, make_result
@@ -133,11 +133,13 @@ class Training(NamedTuple):
 
 
 class Process:
-    """A simulated process in a session of its own, with the part of subprocess.Popen that the suite uses.
+    """A simulated process in a session of its own, with the parts of Popen and Child that the suite uses.
 
     work(process): a generator of the seconds until it goes on. cores: how many it uses, unless it waits for its turn.
     turn: the FIFO that it waits at, or -1. code: its exit code once it has ended; returncode: once its parent knows.
     """
+
+    earlier = 0.0
 
     def __init__(self, machine: "Machine", command, environment, work, cores: float):
         self.machine, self.command, self.environment, self.cores = machine, command, environment, cores
@@ -276,6 +278,7 @@ class Machine:
                 (turns, {"available_cores": lambda: self.cores, "usable_cores": lambda: {*range(self.cores)}}),
                 (turns, {"oom_kills": lambda: self.killed_for_memory, "LOOK_EVERY": LOOK_EVERY}),
                 (forked, {"can_fork": lambda: False}),
+                (launch, {"Child": self._child}),
                 (cards, {"nvml": lambda: None}),
                 (tempfile, {"tempdir": str(self.place / "tmp")}),
                 (shown.figures, {"draw_all": lambda *_: []}),
@@ -484,6 +487,11 @@ class Machine:
             process = Process(self, [*command], env, lambda process: self._train(process, stdout), cores=1)
         self._let(process.go_on)
         self.call("started")
+        return process
+
+    def _child(self, pid):
+        process = next(process for process in self.processes if process.pid == pid)
+        process.returncode = None  # it was set so that Popen does not wait for it
         return process
 
     def _run(self, command, stdout=None, **_):
