@@ -23,6 +23,7 @@ from common.programs.weights import difference
 from common.ranks.buckets import gradient_buckets
 from tests.fixtures import HAS_SLICES, SHARES
 from tests.pretended_gpus import pretended_gpus
+from tests.trainings import PAIR
 
 
 @HAS_SLICES
@@ -79,17 +80,9 @@ def test_the_probe_measures_all_models_sizes_and_blocks(data_root, monkeypatch, 
     assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
 
 
-NETWORKS = """from torch import nn
-
-
-class Pair(nn.Flatten):
-    def forward(self, images):
-        return super().forward(images), 1
-
-
-class Scaled(nn.Linear):
-    def forward(self, pair):
-        return super().forward(pair[0]) * pair[1]
+NETWORKS = (
+    PAIR
+    + """
 
 
 def pair(shape, classes):
@@ -104,6 +97,7 @@ class InPlace(nn.Linear):
 def in_place(shape, classes):
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, 8)), InPlace(8, classes))
 """
+)
 
 
 @pytest.mark.parametrize("name, blocks", [("pair", ["0", "2"]), ("in_place", [])])

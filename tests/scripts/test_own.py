@@ -17,7 +17,7 @@ from common.models.build import block_names, build_network, plain_state
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from tests.fixtures import ALL, make_config, plan_arguments, run_in_process, small
-from tests.trainings import make_loaders
+from tests.trainings import PAIR, make_loaders
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
 
@@ -48,8 +48,9 @@ def start(monkeypatch, tmp_path):
     return start
 
 
-NETWORKS = """from collections import OrderedDict
-from torch import nn
+NETWORKS = (
+    PAIR
+    + """from collections import OrderedDict
 
 
 def build(shape, classes):
@@ -75,16 +76,6 @@ def branches(shape, classes):
     return Branches(nn.Flatten(), nn.Linear(784, classes))
 
 
-class Pair(nn.Flatten):
-    def forward(self, images):
-        return super().forward(images), 1
-
-
-class Scaled(nn.Linear):
-    def forward(self, pair):
-        return super().forward(pair[0]) * pair[1]
-
-
 def pair(shape, classes):
     return nn.Sequential(Pair(), Scaled(784, classes))
 
@@ -92,6 +83,7 @@ def pair(shape, classes):
 def alone(shape, classes):
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))
 """
+)
 
 
 @pytest.fixture
