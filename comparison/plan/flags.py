@@ -25,7 +25,7 @@ from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
 from comparison.words import LANGUAGES
 
-SLICE, WARM_UP = 1.0, 10  # of a script: seconds of a slice, untimed first steps
+SLICE, WARM_UP = 0.5, 10  # of a script: seconds of a slice, untimed first steps
 WITH_SCRIPTS = {  # flags allowed with --script without --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
     *("output_dir", "keep", "lang", "verbose", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
@@ -159,7 +159,7 @@ FLAGS = {
         "+",
         action="extend",
     ),
-    "steps": Flag("steps, or seconds, between two turns of a --script (1s)", (slice_length, "N|TIME"), SLICE),
+    "steps": Flag("steps, or seconds, between two turns of a --script (0.5s)", (slice_length, "N|TIME"), SLICE),
     "warmup": Flag("first steps of a --script, not timed (10)", N, WARM_UP),
     "baseline": Flag("method that speed-ups are relative to (%(default)s)", (_baseline, "NAME"), default_baseline()),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),

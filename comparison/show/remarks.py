@@ -183,9 +183,8 @@ def definitions(report: Report) -> list[str]:
 def _definitions_of_scripts(report):
     """How the numbers of somebody's own scripts are defined."""
     within, on_gpu = report.settings["equal_within"] or EQUAL_WITHIN, report.first.device == "gpu"
-    slices = {"steps": count(report.settings["warmup"], "step")}
     return [
-        sentence("slices", **slices),
+        sentence("slices", steps=count(report.settings["warmup"], "step")),
         sentence("samples"),
         sentence("speed-up", what=report.asked, row=report.rows[0].label, n=100 * within),
         sentence("time beside best"),
