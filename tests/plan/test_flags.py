@@ -69,7 +69,7 @@ def test_valid_combinations_of_flags(gpus, flags, planned):
     assert report.settings["predict"] == re.findall(r"ddp=1.8|fsdp=0.5", flags.replace("=.", "=0."))
 
 
-@pytest.mark.parametrize("flags, steps", [("", 1.0), ("--steps 50", 50), ("--steps 2s", 2.0), ("--steps 1m", 60.0)])
+@pytest.mark.parametrize("flags, steps", [("", 0.5), ("--steps 50", 50), ("--steps 2s", 2.0), ("--steps 1m", 60.0)])
 def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
     report = planned(f"--script 'a=python a.py' 'python b.py' 'c=sh c.sh' {flags}")
     assert [row.label for row in report.plan] == ["a", "b", "c"] and report.only_scripts

@@ -180,7 +180,7 @@ def test_a_script_keeps_its_own_environment_and_sitecustomize(tmp_path, one_slic
 
 @pytest.mark.parametrize(
     "steps, measured",  # of 12 steps: one to begin with, two to warm up, and slices, with one skipped before each
-    [(3, [3, 3, 3, 3, 3]), pytest.param(4, [4, 3, 3, 3, 3], marks=pytest.mark.slow)],
+    [(3, [3, 3, 3, 3]), pytest.param(4, [4, 3, 3, 3], marks=pytest.mark.slow)],
 )
 def test_a_script_that_ends_is_restarted_and_its_last_slice_counts(steps, measured, tmp_path):
     outcome = train("ends", tmp_path, slices=Slices(2, steps, 0.0))
