@@ -9,7 +9,7 @@ from comparison.judge.causes import find_causes
 from comparison.judge.fairness import NOT_SHOWN, Standing
 from comparison.judge.measures import Measures
 from comparison.judge.statistics import DISTURBED, FASTER, Ratio
-from comparison.judge.step_causes import Case
+from comparison.judge.step_causes import Case, unproved_part
 from comparison.judge.steps import Accounts, find_accounts
 from comparison.judge.summaries import Finding, Summary
 from comparison.methods import method_of
@@ -36,6 +36,7 @@ class Costs:
 class RowAnalysis:
     """Everything derived from one row. result: the outcome in words.
 
+    unproved: a part of its step's difference that is not significant, although larger than all parts that are not.
     memory_ratio: its peak memory ÷ the baseline's; None if it has no speed-up over another row either.
     """
 
@@ -45,6 +46,7 @@ class RowAnalysis:
     costs: Costs
     accounts: Accounts
     causes: tuple[Finding, ...]
+    unproved: Finding | None
     memory_ratio: float | None
     result: str
 
@@ -88,6 +90,7 @@ def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures
         costs=_find_costs(report, row, measures.images),
         accounts=accounts,
         causes=find_causes(case) if row.results else (),
+        unproved=unproved_part(case) if row.results else None,
         memory_ratio=_memory_ratio(row, standing, measures.summaries),
         result=_result(report, row, standing),
     )

@@ -22,6 +22,7 @@ STRAGGLING = 0.05  # of a step: the additional work of one rank
 LONG = 0.5  # of a part of a step's difference: the share due to long steps, or to a straggler
 LATEST = 0.25  # of all waiting for late ranks: the share due to one rank and phase
 SMALL_BATCH = 0.25  # of a step's difference: the share due to one device's inefficiency with so few images
+MOSTLY = 0.5  # of what the proved parts leave of a step's difference: an unproved part
 WAITING = 0.20  # of a step without an account: waiting for data
 
 LATE_FIRST = 2.0  # waiting for late ranks precedes larger parts up to this many times as long
@@ -88,6 +89,18 @@ def parts_of_steps(case: Case) -> Iterator[Finding]:
 
     for part in sorted(parts, key=order):
         yield _part_of_step(case, part, slowest if _is_of(slowest, part) else None)
+
+
+def unproved_part(case: Case) -> Finding | None:
+    """The largest part that is not proved, if it is most of what the proved parts leave of the step's difference."""
+    steps = case.accounts.steps
+    if not steps or not steps.total.proved:
+        return None
+    sign = math.copysign(1.0, steps.total.value)
+    rest = steps.total.value - sum(part.value for part in steps.proved)
+    largest = max((part for part in steps.parts if not part.proved), key=lambda part: sign * part.value, default=None)
+    least = max(MOSTLY * sign * rest, WORTH * steps.value)
+    return _part_of_step(case, largest, None) if largest and sign * largest.value >= least else None
 
 
 def _is_of(straggler: Straggler | None, part: Excess) -> bool:

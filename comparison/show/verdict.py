@@ -198,10 +198,14 @@ def _mean_step(analysis, entry, most=None):
     key = "longer step" if total.value > 0 else "shorter step"
     key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
-    if not parts:
-        parts = say("the measurements cannot say in which phase") if total.proved else say("not significant")
-    elif total.proved and abs(rest) >= REST * abs(total.value):
-        parts = join(", ", [parts, say("the remaining {x:+.1f} ms cannot be attributed", x=rest)])
+    if not total.proved:
+        parts = parts or say("not significant")
+    elif abs(rest) >= REST * abs(total.value):
+        unknown = say("the remaining {x:+.1f} ms cannot be attributed", x=rest)
+        parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
+        if entry.unproved:
+            largest = finding_sentence(entry.unproved)
+            parts = say("{parts} (perhaps {largest})", parts=parts, largest=largest)
     return [*machine, sentence(key, s=steps.value, total=total, whose=whose, e=steps.expected, parts=parts)]
 
 
