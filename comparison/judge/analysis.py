@@ -20,7 +20,7 @@ from comparison.plan.tips import TRAINED, options_of
 from comparison.record import Report
 from comparison.rows import Row
 
-WORTH = 1.03  # speed-up in its first launch from which an option is launched again
+WORTH = 1.03  # speed-up from which an option is launched again, and part of the best tip
 
 
 @dataclass(frozen=True)
@@ -221,5 +221,7 @@ def _median_image_seconds(outcome: Outcome, result: RunResult) -> float:
 
 
 def best_tip(tips: Sequence[Tip]) -> Tip | None:
-    """Return the fastest tip that is proved to be faster."""
-    return max((tip for tip in tips if tip.proved), key=lambda tip: tip.speed, default=None)
+    """Return the fastest tip that is proved to be faster, of options that are each worth it alone."""
+    useless = {tip.options for tip in tips if tip.speed < WORTH}
+    proved = [tip for tip in tips if tip.proved and not any((name,) in useless for name in tip.options)]
+    return max(proved, key=lambda tip: tip.speed, default=None)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse, best_tip, find_tips
+from comparison.judge.statistics import Ratio
 from comparison.outcomes import Outcome
 from comparison.plan import tips as options
 from comparison.plan.tips import options_for
@@ -105,6 +106,14 @@ def test_tips_take_a_third_of_the_time_and_at_most_a_minute(launch):
     assert launch(compared(wall=2.0)) == (None, [])
     tried, blocks = launch(compared(wall=1000.0), seconds=6.0)  # of 60 s
     assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
+
+
+def test_an_option_that_does_not_help_alone_is_not_recommended_with_another(launch):
+    tried, _ = launch(compared())
+    tips = find_tips(tried)
+    assert best_tip(tips).options == BOTH
+    useless = [replace(tip, ratio=Ratio(1.02, 0.92, 1.13)) if tip.options == PAGES else tip for tip in tips]
+    assert best_tip(useless).options == BF16
 
 
 def test_failed_and_useless_options_are_not_launched_again(launch):
