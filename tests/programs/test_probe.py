@@ -1,5 +1,6 @@
 """The probe's measurements before a comparison, and the difference between two runs' weights."""
 
+import contextlib
 import json
 import math
 import sys
@@ -38,10 +39,8 @@ def test_a_link_is_measured_between_pinned_ranks_that_train(project, data_root, 
     assert 0.01 < model["link_gbps"] < 1000
     assert 0.01 < model["short_milliseconds"] < 1000 and 0.01 < model["long_milliseconds"] < 1000
     seen = [(process, cores, slices) for process, _, size, slices, cores in steps() if size == 24]
-    first, second = Counter(
-        process for process, *_ in seen
-    ).values()  # each rank trains on half a batch before every exchange
-    assert first == second >= 7
+    first, second = Counter(process for process, *_ in seen).values()
+    assert first == second >= 7  # each rank trains on half a batch before every exchange
     ranks = {process: rest for process, *rest in seen}
     assert sorted(ranks.values()) == [[share, [SHORT_SLICE]] for share in SHARES]
 
@@ -80,10 +79,7 @@ def test_the_probe_measures_all_models_sizes_and_blocks(data_root, monkeypatch, 
     assert 1e-7 < loader["cpu_seconds_per_image"] < 1e-2
 
 
-NETWORKS = (
-    PAIR
-    + """
-
+NETWORKS = f"""{PAIR}
 
 def pair(shape, classes):
     return nn.Sequential(Pair(), Scaled(784, 8), nn.Linear(8, classes))
@@ -97,7 +93,6 @@ class InPlace(nn.Linear):
 def in_place(shape, classes):
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, 8)), InPlace(8, classes))
 """
-)
 
 
 @pytest.mark.parametrize("name, blocks", [("pair", ["0", "2"]), ("in_place", [])])
@@ -159,17 +154,10 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypat
     assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
 
 
-class FakeStopwatch:
-    seconds = 40.0
-
+class FakeStopwatch(contextlib.nullcontext):
     def __init__(self, devices):
         assert [device.type for device in devices] == ["cuda"]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+        super().__init__(SimpleNamespace(seconds=40.0))
 
 
 def test_a_time_on_a_gpu_is_the_mean_of_twenty_calls(monkeypatch):
