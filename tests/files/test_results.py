@@ -74,6 +74,8 @@ def test_a_comparison_with_a_failed_run_fits_its_schema(tmp_path):
         (("devices",), []),
         (("epochs", 0, "epoch"), 2**63),
         (("simulated",), 0),
+        (("schema_version",), 99),
+        (("config", "lr"), "high"),
     ],
     ids=str,
 )
@@ -81,7 +83,7 @@ def test_schema_and_reader_refuse_wrong_values(place, value):
     values = json.loads(RUNS[0].read_text())
     put(value, values, *place)
     assert misfits(values, "run-result")
-    with pytest.raises(ValueError):
+    with nullcontext() if "config" in place else pytest.raises(ValueError):  # the reader does not know the flags
         as_record(values, RunResult)
 
 
@@ -102,13 +104,6 @@ def test_numbers_of_more_than_64_bits_are_refused(number, tmp_path):
         read_json(tmp_path / "x.json")
     (tmp_path / "x.json").write_text(f"[{2**63 - 1}, {1 - 2**63}]")
     assert read_json(tmp_path / "x.json") == [2**63 - 1, 1 - 2**63]
-
-
-@pytest.mark.parametrize("place, value", [(("config", "lr"), "high"), (("schema_version",), 99)])
-def test_the_schema_checks_flags_and_version(place, value):
-    values = json.loads(RUNS[0].read_text())
-    put(value, values, *place)
-    assert misfits(values, "run-result")
 
 
 def test_descriptions_of_a_result():

@@ -35,17 +35,13 @@ def test_importing_common_has_no_side_effects(project):
 
 
 SCRIPTS = "accelerate data_parallel ddp fsdp model_parallel pipeline".split()
-MODULES = ("check", "fetch", "model", "probe", "weights")
+MODULES = "check fetch model probe weights".split()
+PROGRAMS = ["mnist.py", "compare_parallel.py"]
+PROGRAMS += [f"{name}_train.py" for name in SCRIPTS] + [f"-m common.programs.{name}" for name in MODULES]
 
 
 @pytest.mark.parametrize("flag, code", [("--help", 0), ("--batch-sise", USAGE)])
-@pytest.mark.parametrize(
-    "program",
-    [
-        *("mnist.py", "compare_parallel.py", *(f"{name}_train.py" for name in SCRIPTS)),
-        *(f"-m common.programs.{name}" for name in MODULES),
-    ],
-)
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_help_and_usage_errors_come_before_slow_imports(program, flag, code, project):
     done = project("-X importtime", *program.split(), flag, tiny=False)
     imported = {*re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE)}

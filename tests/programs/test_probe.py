@@ -3,7 +3,6 @@
 import contextlib
 import json
 import math
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -45,22 +44,22 @@ def test_a_link_is_measured_between_pinned_ranks_that_train(project, data_root, 
     assert sorted(ranks.values()) == [[share, [SHORT_SLICE]] for share in SHARES]
 
 
-RESIDENT = "--dataset synthetic-mnist --train-size 480 --model mlp --loader resident".split()
-
-
-def probed(monkeypatch, capsys, *flags):
-    """Run the probe in this process with short measurements; return what it prints."""
-    monkeypatch.setattr(sys, "argv", ["probe", *map(str, flags)])
+@pytest.fixture
+def probed(type_in, data_root, monkeypatch, capsys):
+    """probed(*flags): run the probe in this process with short measurements; return what it prints."""
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", 0.05)
     monkeypatch.setattr(probe, "prepare_process", lambda *_: None)
-    probe.main(probe.parse())
-    return json.loads(capsys.readouterr().out)
+
+    def probed(*flags):
+        type_in("probe", "--dataset", "synthetic-mnist", "--train-size", 480, "--data-root", data_root, *flags)
+        probe.main(probe.parse())
+        return json.loads(capsys.readouterr().out)
+
+    return probed
 
 
-def test_the_probe_measures_all_models_sizes_and_blocks(data_root, monkeypatch, capsys):
-    sizes = "--train-size 480 --batch-size 48 --sizes 12 48 --cut 12 --dataset synthetic-mnist"
-    flags = f"{sizes} --ceiling --model lenet mlp --data-root {data_root}".split()
-    measured = probed(monkeypatch, capsys, *flags)
+def test_the_probe_measures_all_models_sizes_and_blocks(probed):
+    measured = probed(*"--batch-size 48 --sizes 12 48 --cut 12 --ceiling --model lenet mlp".split())
     assert (measured["train_images"], measured["test_images"]) == (480, 2000)
     steps = {(step["model"], step["batch"]): step["milliseconds"] for step in measured["steps"]}
     assert set(steps) == {("lenet", 12), ("lenet", 48), ("mlp", 12), ("mlp", 48)} and min(steps.values()) > 0
@@ -96,21 +95,18 @@ def in_place(shape, classes):
 
 
 @pytest.mark.parametrize("name, blocks", [("pair", ["0", "2"]), ("in_place", [])])
-def test_a_network_is_probed_without_blocks_that_cannot_be_timed(
-    name, blocks, data_root, tmp_path, monkeypatch, capsys
-):
+def test_a_network_is_probed_without_blocks_that_cannot_be_timed(name, blocks, probed, tmp_path):
     (tmp_path / "net.py").write_text(NETWORKS)
-    flags = "--cut", 12, "--sizes", 12, "--data-root", data_root, "--model", f"{tmp_path}/net.py:{name}"
-    measured = probed(monkeypatch, capsys, *RESIDENT, *flags)
+    measured = probed("--loader", "resident", "--cut", 12, "--sizes", 12, "--model", f"{tmp_path}/net.py:{name}")
     assert [block["block"] for block in measured["blocks"]] == blocks
     assert [step["batch"] for step in measured["steps"]] == [12]
 
 
 @pytest.mark.parametrize("shared, free", [(True, 1 << 33), (False, None)])
-def test_the_probe_on_a_gpu_reports_its_memory(shared, free, data_root, monkeypatch, capsys):
+def test_the_probe_on_a_gpu_reports_its_memory(shared, free, probed, monkeypatch):
     monkeypatch.setattr(probe, "gpus_can_be_shared", lambda: shared)
     with pretended_gpus("first", "second"):
-        measured = probed(monkeypatch, capsys, *RESIDENT, "--sizes", 12, "--device", "gpu", "--data-root", data_root)
+        measured = probed(*"--model mlp --loader resident --sizes 12 --device gpu".split())
     cpu, gpu = measured["memory"]
     assert (cpu["device"], gpu["device"], gpu["free_bytes"]) == ("cpu", "cuda", free)
     assert [step["batch"] for step in measured["steps"]] == [12]
@@ -176,11 +172,10 @@ def test_a_time_on_a_gpu_is_the_mean_of_twenty_calls(monkeypatch):
 
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
-def test_no_link_is_measured_if_a_whole_batch_does_not_fit(times, link, data_root, monkeypatch, capsys):
+def test_no_link_is_measured_if_a_whole_batch_does_not_fit(times, link, probed, monkeypatch):
     monkeypatch.setattr(probe, "step_milliseconds", lambda *_: times)
     monkeypatch.setattr(probe, "exchange", lambda *_: (2.0, 0.5, 1.5))
-    flags = [*RESIDENT, *"--batch-size 48 --sizes 24 48 --link --data-root".split(), data_root]
-    (model,) = probed(monkeypatch, capsys, *flags)["models"]
+    (model,) = probed(*"--model mlp --loader resident --batch-size 48 --sizes 24 48 --link".split())["models"]
     assert model["link_gbps"] == link
 
 
