@@ -19,6 +19,10 @@ LEAST_SPEED = 100e6 / 8  # bytes per second
 CLOCK_SECONDS = 1.0  # files seem to be in the future, logs are out of order; authentication fails after minutes
 LEAST_MEMORY = 10**9  # bytes
 UNITS = {"cores": "core", "threads": "thread"}
+SAME = {  # what must be the same on all nodes → advice
+    "files": "copy them, or name a directory that all nodes see",
+    "software": "start all ranks from one environment and one copy of the code",
+}
 COLUMNS = ("node", "ranks", "cores", "memory", "address", "slowest link to it", "clock", "work")
 
 Pair = tuple[int, int]  # sender, receiver
@@ -155,24 +159,17 @@ def _data(job):
                 yield job.label(node), name, found, "copy it there, or name a directory that all nodes see"
 
 
-def _files(job):
-    for node, found in _unusual({node: job.records[node]["files"] for node in job.nodes}):
-        yield job.label(node), "files", found, "copy them, or name a directory that all nodes see"
-
-
-def _software(job):
-    for node, found in _unusual({node: job.records[node]["software"] for node in job.nodes}):
-        yield job.label(node), "software", found, "start all ranks from one environment and one copy of the code"
-
-
-def _unusual(values: dict[int, dict]) -> Iterator[tuple[int, str]]:
-    """Yield each node whose values are not those of most nodes, and the difference; a tie is the first node's."""
-    names = dict.fromkeys(name for each in values.values() for name in each)
-    usual = {name: Counter(str(each.get(name)) for each in values.values()).most_common(1)[0][0] for name in names}
-    for node, own in values.items():
-        different = [name for name in names if str(own.get(name)) != usual[name]]
-        if different:
-            yield node, "; ".join(f"{name} {own.get(name)} instead of {usual[name]}" for name in different)
+def _different(job):
+    """Files and software that are not those of most nodes; a tie is the first node's."""
+    for kind, advice in SAME.items():
+        values = {node: job.records[node][kind] for node in job.nodes}
+        names = dict.fromkeys(name for each in values.values() for name in each)
+        usual = {name: Counter(str(each.get(name)) for each in values.values()).most_common(1)[0][0] for name in names}
+        for node, own in values.items():
+            different = [name for name in names if str(own.get(name)) != usual[name]]
+            found = "; ".join(f"{name} {own.get(name)} instead of {usual[name]}" for name in different)
+            if found:
+                yield job.label(node), kind, found, advice
 
 
 def _cores(job):
@@ -261,7 +258,7 @@ def _all_reduce(job):
 
 
 JUDGES = (
-    *(_lost, _own_checks, _data, _files, _software, _cores, _memory),
+    *(_lost, _own_checks, _data, _different, _cores, _memory),
     *(_interface, _unreachable, _links, _clocks, _computing, _all_reduce),
 )
 

@@ -25,9 +25,8 @@ from common.settings.config import add_training_flags, default_model, parse_with
 def parse() -> Any:
     parser = OneLineParser(prog="-m common.programs.probe", description=__doc__)
     add_training_flags(parser, several=True)
-    parser.add_argument(
-        "--sizes", type=positive_int, nargs="+", default=[128], metavar="N", help="time steps on N images"
-    )
+    what = "time steps on N images"
+    parser.add_argument("--sizes", type=positive_int, nargs="+", default=[128], metavar="N", help=what)
     parser.add_argument("--threads", type=positive_int, metavar="N")
     parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
     parser.add_argument("--ceiling", action="store_true", help="the loader's speed, and what it takes of the cores")
@@ -263,9 +262,8 @@ def _measure_model(name, arguments, image_set, device, test_loader):
     size = sum(parameter.nbytes for parameter in model.parameters())
     flop = flop_per_image(model, image_set) if device.type == "cuda" else None  # a CPU's peak is unknown
     link = ModelLink(name, size, None, flop=flop)
-    if arguments.link and (
-        batch in times or batch not in arguments.sizes
-    ):  # otherwise a rank's share may not fit either
+    fits = batch in times or batch not in arguments.sizes  # otherwise a rank's share may not fit either
+    if arguments.link and fits:
         step = random_step(model, optimizer, image_set, batch, device)
         numbers = exchange(arguments, name, size, image_set, device.type)
         link = ModelLink(name, size, *numbers, gradient_buckets(model, step, device), flop)
