@@ -92,10 +92,8 @@ def test_memory_peaks_do_not_grow_after_cudnns_tuning(train):
 def test_fp32_is_exact_and_tf32_is_rounded_if_the_gpu_supports_it(monkeypatch):
     monkeypatch.setattr(process, "keep_freed_memory", lambda: None)
     device = torch.device("cuda", 0)
-    matrix, images, weights = (
-        torch.randn(*shape, dtype=torch.float64, device=device)
-        for shape in ((1024, 1024), (16, 64, 32, 32), (64, 64, 3, 3))
-    )
+    shapes = (1024, 1024), (16, 64, 32, 32), (64, 64, 3, 3)
+    matrix, images, weights = (torch.randn(*shape, dtype=torch.float64, device=device) for shape in shapes)
 
     def compute(matrix, images, weights):
         return matrix @ matrix, torch.nn.functional.conv2d(images, weights)
@@ -143,9 +141,8 @@ def test_nvml_measures_the_card_during_a_run(data_root, tmp_path, monkeypatch):
     pytest.importorskip("pynvml")
     monkeypatch.chdir(PROJECT)
     flags = "--dataset synthetic-cifar10 --device gpu --loader resident --model resnet18 --epochs 3 --max-steps 250"
-    row = configuration(
-        command=(sys.executable, "data_parallel_train.py", *flags.split(), "--data-root", str(data_root))
-    )
+    flags += f" --data-root {data_root}"
+    row = configuration(command=(sys.executable, "data_parallel_train.py", *flags.split()))
     outcome = run_once(row, 1, 42, tmp_path)
     assert outcome.status == "ok", outcome.reason
     (card,) = outcome.cards

@@ -36,10 +36,8 @@ with register_program("training"):
         ([(4.0, 0.0), (0.0, 0.5)], [4, 4]),
         ([(4.0, 0.0), (0.0, 4.0), (0.0, 4.0)], [4, 4, 8]),
         ([(4.0, 0.0), (0.0, 1.0), (0.0, 1.0), (0.0, 3.0)], [4, 4, 5, 5]),
-        (
-            [(4.0, 0.0), *[(0.0, 4.0)] * 2, (4.0, 0.0), *[(0.0, 4.0)] * 4],
-            [4, 4, 8, 4, 4, 4, 4, 8],
-        ),  # each new try comes later
+        # each new try comes later
+        ([(4.0, 0.0), *[(0.0, 4.0)] * 2, (4.0, 0.0), *[(0.0, 4.0)] * 4], [4, 4, 8, 4, 4, 4, 4, 8]),
     ],
 )
 def test_the_number_of_threads_follows_the_free_cores(looks, expected, monkeypatch):
@@ -96,15 +94,14 @@ def test_a_comparison_that_does_not_wait_warns_about_disturbed_times(monkeypatch
     monkeypatch.setattr(compare_parallel, "wait_for_others", lambda seconds: [sharing.Program(TRAINING, seconds)])
     monkeypatch.setattr(compare_parallel, "measure", lambda *_: None)
     monkeypatch.setattr(compare_parallel, "present", lambda *_: None)
-    planned()
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--wait", "0"])
+    planned("--wait 0")
     compare_parallel.compare(*compare_parallel.parse(), tmp_path)
     assert "a training (process 0.0) will disturb the times" in capsys.readouterr().err
 
 
-def test_impossible_flags_are_refused_before_a_comparison_waits(monkeypatch, planned, tmp_path):
+def test_impossible_flags_are_refused_before_a_comparison_waits(monkeypatch, planned, type_in, tmp_path):
     monkeypatch.setattr(compare_parallel, "wait_for_others", lambda _: pytest.fail("it waits"))
     planned()
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", "--project", "4x2"])
+    type_in("compare_parallel.py", "--project", "4x2")
     with pytest.raises(SuiteError, match="needs the speed of the network"):
         compare_parallel.compare(*compare_parallel.parse(), tmp_path)

@@ -14,7 +14,7 @@ from common.programs.check import BAD, OK, check_all
 from common.programs.exchange import ALL_REDUCE, COPIES, broken_exchange
 from tests import pretended_gpus as pretended
 from tests.fixtures import alive, wait_until
-from tests.pretended_gpus import environment_with, pretended_gpus
+from tests.pretended_gpus import pretended_gpus
 from tests.trainings import CPU
 
 pytestmark = pytest.mark.process
@@ -110,9 +110,3 @@ def test_a_comparison_does_not_start_if_nccl_would_hang(broken, status, trains, 
     with pretended_gpus("alone"):
         check_all(tmp_path, tmp_path)
     assert len(calls) == 1
-
-
-@pytest.mark.slow
-def test_pretended_gpus_pass_the_exchange_check(project, tmp_path):
-    done = project("-m common.programs.exchange cuda:0 cuda:1", tiny=False, environment=environment_with(2, tmp_path))
-    assert (done.returncode, done.stdout.splitlines()) == (0, [ALL_REDUCE, COPIES])
