@@ -84,8 +84,7 @@ def draw_timeline(axis, spans: tuple[Span, ...]) -> dict[str, object]:
     for span in spans:
         height, length = heights[span.rank, span.lane], span.end - span.start
         if span.lane == "step":
-            name = span.name
-            color = PHASES[name].color if name in PHASES else PHASES["rest"].color
+            name, color = span.name, PHASES.get(span.name, PHASES["rest"]).color
             (bar,) = axis.barh(height, length, 0.4, span.start, color=color, edgecolor="white", linewidth=0.5)
         else:
             name, color = BETWEEN_RANKS if span.lane == "link" else ON_A_GPU

@@ -146,12 +146,10 @@ def explained(error: Exception) -> SuiteError:
         return known
     message = f"{type(error).__name__}: {error}"
     if _is_lost_worker(error, message):
-        advice = "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
+        found, advice = message.splitlines()[-1], "free memory, enlarge /dev/shm (in docker: --shm-size=1g)"
         if "AF_UNIX" in message:
             advice = "let TMPDIR name a directory of at most 75 characters"
-        return SuiteError(
-            "a loader worker died", message.splitlines()[-1], f"{advice}, or type --num-workers 0", FAILED
-        )
+        return SuiteError("a loader worker died", found, f"{advice}, or type --num-workers 0", FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     found = str(error) or "no message"

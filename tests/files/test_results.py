@@ -12,9 +12,8 @@ from common.errors import SuiteError
 from common.files.describe import describe_end, describe_epoch, result_name
 from common.files.reading import as_record, read_json, refuse_inflated
 from common.files.results import SCHEMA_VERSION, RankTimes, RunResult, read_result, write_result
-from comparison.results_file import write_results
 from tests.fixtures import PROJECT, misfits, put
-from tests.reports import PHASES, configuration, make_result, report_of, runs
+from tests.reports import PHASES, make_result
 
 FIGURES = PROJECT / "figures"
 RUNS = sorted(FIGURES.glob("*.json"))
@@ -57,12 +56,6 @@ def test_damaged_results_are_refused(old, new, message, tmp_path):
 @pytest.mark.parametrize("file", [*RUNS, *COMPARISONS], ids=lambda file: str(file.relative_to(FIGURES)))
 def test_committed_results_fit_their_schema(file):
     assert not misfits(json.loads(file.read_text()), "run-result" if file in RUNS else "results")
-
-
-def test_a_comparison_with_a_failed_run_fits_its_schema(tmp_path):
-    rows = [(configuration(), runs()), (configuration("ddp", values={"nproc": 2}), [*runs("ddp", count=2), "failed"])]
-    write_results(report_of(*rows, foreign_cores={"single": 0.5}), tmp_path)
-    assert not misfits(json.loads((tmp_path / "results.json").read_text()), "results")
 
 
 @pytest.mark.parametrize(
