@@ -52,8 +52,8 @@ def healthy(nodes=4, **values):
     return cluster
 
 
-def linked(change, nodes=4):
-    """A healthy cluster, with `change` in every link from node 2, or from node 1 if there are two."""
+def linked(nodes=4, **change):
+    """A healthy cluster, with a change in every link from node 2, or from node 1 if there are two."""
     cluster = healthy(nodes)
     bad = min(2, nodes - 1)
     cluster.links |= {pair: link._replace(**change) for pair, link in cluster.links.items() if pair[0] == bad}
@@ -99,17 +99,17 @@ JUDGED = [
     (recorded(port=0), ["n2, interface"]),
     (changed(unreachable={(2, 0): "timed out", (2, 3): "timed out"}), ["n2, firewall or route"]),
     (changed(unreachable={(0, 2): "timed out", (3, 2): "timed out"}), ["n2, firewall or route"]),
-    (linked({"round_trip": 0.003}), ["n2, slow link"]),
-    (linked({"round_trip": 0.0009}), []),
+    (linked(round_trip=0.003), ["n2, slow link"]),
+    (linked(round_trip=0.0009), []),
     (changed(3, links={(sender, 3 - sender): LATE for sender in (1, 2)}), ["n1, slow link"]),
     (changed(3, links={pair: LATE for pair in ((0, 2), (1, 2), (2, 0), (2, 1))}), ["n2, slow link"]),
     (changed(2, links={(0, 1): LATE, (1, 0): LATE}), ["n0, slow link"]),
-    (linked({"speed": 3e8}), ["n2, slow link"]),
-    (linked({"speed": 3e8}, nodes=2), ["n1, slow link"]),
-    (linked({"speed": 0.0, "round_trip": float("inf")}), ["n2, slow link"]),
-    (linked({"clock": -5.0}), ["n2, clock"]),
-    (linked({"clock": 0.5}), []),
-    (linked({"clock": 5.0}, nodes=2), ["n1, clock"]),
+    (linked(speed=3e8), ["n2, slow link"]),
+    (linked(nodes=2, speed=3e8), ["n1, slow link"]),
+    (linked(speed=0.0, round_trip=float("inf")), ["n2, slow link"]),
+    (linked(clock=-5.0), ["n2, clock"]),
+    (linked(clock=0.5), []),
+    (linked(nodes=2, clock=5.0), ["n1, clock"]),
     (changed(links={(node, 0): GOOD._replace(clock=60.0) for node in (1, 2, 3)}), ["n0, clock"]),
     (changed(computing={2: 0.13}), ["n2, slow node"]),
     (changed(nodes=2, computing={1: 0.13}), ["n1, slow node"]),

@@ -31,21 +31,7 @@ def all_reduce(tensor):
     original(tensor)
 
 distributed.all_reduce = all_reduce
-"""
-
-
-@pytest.fixture
-def faulty(monkeypatch, tmp_path):
-    """faulty(code): run code in every all-reduce of started processes, unless NCCL_P2P_DISABLE is set."""
-
-    def faulty(fault):
-        (tmp_path / "sitecustomize.py").write_text(FAULTY.format(fault=fault))
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
-    return faulty
+"""  # a sitecustomize.py
 
 
 @pytest.mark.parametrize(
@@ -58,8 +44,11 @@ def faulty(monkeypatch, tmp_path):
     ],
     ids=["hangs", "wrong sum", "error", "crash"],
 )
-def test_an_all_reduce_that_only_works_without_p2p_is_found_with_the_remedy(fault, limit, found, faulty, tmp_path):
-    faulty(fault)
+def test_an_all_reduce_that_only_works_without_p2p_is_found_with_the_remedy(fault, limit, found, monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FAULTY.format(fault=fault))
+    for name, value in (("PYTHONPATH", str(tmp_path)), ("GLOO_SOCKET_IFNAME", "lo"), ("OMP_NUM_THREADS", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NCCL_P2P_DISABLE", raising=False)
     step, error = broken_exchange([CPU, CPU], limit)
     words = f"{ALL_REDUCE} fails; ({found}); type export NCCL_P2P_DISABLE=1, with which it succeeds; to be as fast .*"
     assert step == ALL_REDUCE and error.exit_code == MACHINE and re.fullmatch(words, str(error)), error
