@@ -103,9 +103,7 @@ class ParallelContext:
     place: Place
     sampler: DistributedSampler  # this process's share of the training images, and of how many
     network: Network  # the plain network, whose weights --save writes
-    model: (
-        nn.Module
-    )  # what train_step trains: maps images (B, C, H, W) to logits (B, classes), or to None (see loop.py)
+    model: nn.Module  # what train_step trains: images (B, C, H, W) → logits (B, classes), or None (see loop.py)
     evaluation_model: nn.Module | None = None  # evaluated instead of `model`
     replicas: int = 1  # parts into which this process splits its share of a batch, one per device
     states: States | None = None  # how to put the parts together if no rank has the whole network

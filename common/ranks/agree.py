@@ -27,10 +27,8 @@ def refuse_different_ranks(place, image_set: ImageSet) -> None:
     differences = []
     for name in dict.fromkeys(name for one in settings for name in one):
         values = [one.get(name) for one in settings]
-        for other, value in enumerate(values):
-            if value != values[0]:
-                differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {value}")
-                break
+        if other := next((rank for rank, value in enumerate(values) if value != values[0]), 0):
+            differences.append(f"{name}: rank 0 has {values[0]}, rank {other} has {values[other]}")
     if differences:
         advice = "start all ranks with the same flags, data and code"
         raise SuiteError("ranks were started differently", "; ".join(differences), advice, USAGE)

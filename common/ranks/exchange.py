@@ -20,8 +20,8 @@ def refuse_contradictions(config, options) -> None:
     if options.no_sync and config.checkpoint:
         what = "--no-sync trains a model in every rank, a checkpoint holds one"
         raise SuiteError(what, "found both", "leave out --checkpoint", USAGE)
-    exchanged = ("zero", "bucket_mb", "sync_batchnorm")
-    if options.no_sync and (options.compress != "none" or any(getattr(options, name) for name in exchanged)):
+    changes = options.zero or options.compress != "none" or options.bucket_mb or options.sync_batchnorm
+    if options.no_sync and changes:
         found = "found --zero, --compress, --bucket-mb or --sync-batchnorm, which change the exchange"
         raise SuiteError("--no-sync exchanges nothing", found, "leave out --no-sync", USAGE)
     if options.zero and (config.checkpoint or config.resume):

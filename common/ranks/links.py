@@ -83,9 +83,9 @@ def _address_towards(head):
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             found = probe.getsockname()[0]
-    return (
-        next((address for _, address in _addresses() if not is_loopback(address)), "") if is_loopback(found) else found
-    )
+    if not is_loopback(found):
+        return found
+    return next((address for _, address in _addresses() if not is_loopback(address)), "")
 
 
 def _address_of_host_name():

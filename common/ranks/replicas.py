@@ -110,11 +110,8 @@ def show_replicas(parallel: nn.Module, config, images: torch.Tensor) -> None:
     """Print the shape of each replica's part of images (B, C, H, W), using a forward pass in evaluation mode."""
     if config.quiet or not isinstance(parallel, TimedDataParallel | SimulatedDataParallel):
         return
-    shapes = []
-    hook = parallel.module.register_forward_pre_hook(
-        lambda _, inputs: shapes.append((str(inputs[0].device), inputs[0].shape))
-    )
-    parallel.eval()(images)
-    hook.remove()
-    for device, shape in sorted(shapes):
-        print(f"A replica on {device} sees images of shape {tuple(shape)}")
+    parts: list[torch.Tensor] = []
+    with parallel.module.register_forward_pre_hook(lambda _, inputs: parts.append(inputs[0])):
+        parallel.eval()(images)
+    for device, shape in sorted((str(part.device), tuple(part.shape)) for part in parts):
+        print(f"A replica on {device} sees images of shape {shape}")

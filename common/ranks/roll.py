@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from common.errors import MACHINE, SuiteError
-from common.ranks.lost import torch_message
+from common.ranks.lost import rank_0_holds_store, torch_message
 from common.ranks.meet import from_environment
 
 ANSWER_SECONDS = 4.0  # for a rank to do the next step
@@ -83,7 +83,7 @@ class Roll:
 
 def _connect(rank, ranks, seconds):
     host, port = from_environment("MASTER_ADDR"), from_environment("MASTER_PORT")
-    holds, limit = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True", timedelta(seconds=seconds)
+    holds, limit = rank == 0 and rank_0_holds_store(), timedelta(seconds=seconds)
     try:
         socket.getaddrinfo(host, port)  # TCPStore would try again and again
         store = dist.TCPStore(host, port, ranks, holds, limit, wait_for_workers=False, multi_tenant=True)

@@ -66,8 +66,7 @@ def start_ranks(
             refuse(config, options)
         if options.spawn:
             spawn_ranks(options.spawn, train, config, options, options.spawn if share_batches else 1)
-            return
-        if "RANK" in os.environ:
+        elif "RANK" in os.environ:
             _train_as_rank(train, config, options)
         elif alone:
             _train_alone(train, config, options, _first_device)

@@ -248,9 +248,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     values = vars(parse_with_recipe(parser))
     values["model"] = values["model"] or default_model(values["dataset"])
     check_image_size(values["dataset"], values["image_size"])
-    if values["lr_milestones"] is None:
-        values["lr_milestones"] = default_milestones(values["epochs"])
-    values["lr_milestones"] = tuple(values["lr_milestones"])
+    values["lr_milestones"] = tuple(values["lr_milestones"] or default_milestones(values["epochs"]))
     check_workers(values["loader"], values["num_workers"])
     if values["num_workers"] is not None:
         values["loader"] = values["loader"] or "workers"
