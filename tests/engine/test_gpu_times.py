@@ -16,8 +16,10 @@ from tests.trainings import make_context, make_image_set, make_loaders
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 STEPS, CONVOLUTIONS, MATRICES, WEIGHTS = 6, 2, 3, 10  # of lenet: layers, and tensors
-SINGLE, DP = ("data_parallel_train.py", "--model", "lenet"), ("data_parallel_train.py", "--use-parallel")
-MP = ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1")
+SINGLE = ("data_parallel_train.py", "--model", "lenet")
+DP = (*SINGLE, "--use-parallel")
+MP = ("model_parallel_train.py", "--model", "lenet", "--use-model-parallel", "--split-at", "full1")
+DDP, FSDP = ("ddp_train.py", "--model", "lenet"), ("fsdp_train.py", "--model", "lenet")
 SGD = ("--optimizer", "sgd", "--no-augment")
 THERE, BACK = ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")
 COSTS = {
@@ -51,7 +53,7 @@ def test_one_device(train_on_gpus):
 
 def test_data_parallel_waits_for_the_slower_device_and_copies(train_on_gpus):
     """Copies images and weights there, logits back, their gradient there, and the weights' gradients back at once."""
-    trained = train_on_gpus(*DP, "--model", "lenet", *SGD, costs=COSTS)
+    trained = train_on_gpus(*DP, *SGD, costs=COSTS)
     assert not torch.backends.cudnn.benchmark  # each thread would tune again
     replica, its_backward = 2 * 7.0 + 3 * 5.0, 2 * 11.0 + 6 * 6.0
     assert method_times_of(trained) == {"scatter": 3.0, "replicate": WEIGHTS * 3.0, "gather": 4.0}
@@ -62,10 +64,9 @@ def test_data_parallel_waits_for_the_slower_device_and_copies(train_on_gpus):
 @pytest.mark.parametrize("parts", [1, 4])
 def test_stages_take_turns_except_for_overlapping_micro_batches(parts, train_on_gpus):
     """Copies wait for both streams: stage 0 only computes ahead of stage 1 by one part."""
-    trained = train_on_gpus(*MP, "--model", "lenet", *SGD, "--micro-batches", parts, costs=COSTS)
-    assert (
-        len(trained.gpus.called("synchronize")) == 2 * 4
-    )  # both devices, at the start and end of training and evaluation
+    trained = train_on_gpus(*MP, *SGD, "--micro-batches", parts, costs=COSTS)
+    # both devices, at the start and end of training and evaluation
+    assert len(trained.gpus.called("synchronize")) == 2 * 4
     stage0, stage1 = 2 * 1.0, 3 * 5.0
     assert method_times_of(trained) == {"stage 0": parts * stage0, "stage 1": parts * stage1}
     forward, backward = stage0 + parts * (3.0 + stage1), parts * (6 * 6.0 + 4.0) + 2 * 2.0
@@ -75,14 +76,14 @@ def test_stages_take_turns_except_for_overlapping_micro_batches(parts, train_on_
 
 
 def test_method_times_are_per_whole_step(train_on_gpus):
-    trained = train_on_gpus(*DP, "--model", "lenet", "--accumulate", 2, costs={THERE: 3.0, BACK: 4.0})
+    trained = train_on_gpus(*DP, "--accumulate", 2, costs={THERE: 3.0, BACK: 4.0})
     assert method_times_of(trained) == {"scatter": 2 * 3.0, "replicate": 2 * WEIGHTS * 3.0, "gather": 2 * 4.0}
     assert times_of(trained)["forward"] == pytest.approx(sum(trained.result["method_milliseconds"].values()))
 
 
 def test_an_update_on_the_second_device_does_not_count_as_the_next_transfer(train_on_gpus):
     """It begins during the last 4 ms of the first device's backward pass."""
-    trained = train_on_gpus(*MP, "--model", "lenet", *SGD, costs={**COSTS, ("cuda:1", "_fused_sgd_"): 40.0})
+    trained = train_on_gpus(*MP, *SGD, costs={**COSTS, ("cuda:1", "_fused_sgd_"): 40.0})
     assert times_of(trained) == pytest.approx(
         {"transfer": 3.0, "forward": 20.0, "backward": 44.0, "update": 40.0 - 4.0}
     )
@@ -129,11 +130,9 @@ def test_the_gpu_never_waits_for_the_host(train_on_gpus):
     assert len(trained.gpus.called("synchronize")) == 4  # at the start and end of training and evaluation
 
 
-@pytest.mark.parametrize("command", [DP, MP, ("ddp_train.py",), ("fsdp_train.py",)])
-def test_the_host_waits_for_no_copy(command, train_on_gpus):
-    rank = 1 if command[0] in ("ddp_train.py", "fsdp_train.py") else None
-    flags = (*command, "--model", "lenet", "--loader", "workers", "--num-workers", 0)
-    gpus = train_on_gpus(*flags, rank=rank, costs={"launch": 1e-9}).gpus
+@pytest.mark.parametrize("command, rank", [(DP, None), (MP, None), (DDP, 1), (FSDP, 1)])
+def test_the_host_waits_for_no_copy(command, rank, train_on_gpus):
+    gpus = train_on_gpus(*command, "--loader", "workers", "--num-workers", 0, rank=rank, costs={"launch": 1e-9}).gpus
     places = {(source, target) for source, target, size in gpus.copies if size >= 24 * 28 * 28 * 4}
     assert ("cpu", f"cuda:{rank or 0}") in places and gpus.called("pin_memory")
 
@@ -155,7 +154,7 @@ def test_every_epoch_has_another_order(train_on_gpus, monkeypatch):
 # ---- memory
 
 
-@pytest.mark.parametrize("command", [SINGLE, (*MP, "--model", "lenet")])
+@pytest.mark.parametrize("command", [SINGLE, MP])
 def test_peaks_are_per_device_and_exclude_startup(command, train_on_gpus):
     def before():
         for device in (FIRST, SECOND):

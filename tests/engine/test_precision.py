@@ -4,7 +4,6 @@ import copy
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from common.engine.setup import check_precision
 from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
 from common.models.build import AUTOCAST, Network, build_model, build_network
-from common.ranks import batchnorm
 from common.ranks.stages import TwoStage
 from comparison.judge.summaries import PEAKS
 from tests.fixtures import make_config
@@ -191,32 +189,6 @@ def test_a_first_step_of_fp16_that_is_skipped_leaves_no_momentum(optimizer):
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-
-
-def alone():
-    """The functions of torch.distributed for a single rank."""
-    return SimpleNamespace(get_world_size=lambda: 1, get_rank=lambda: 0, all_reduce=lambda _: None)
-
-
-def test_batchnorm_over_the_ranks_of_channels_that_hardly_vary(monkeypatch):
-    monkeypatch.setattr(batchnorm, "distributed", alone())
-    images = 20 + 2e-3 * torch.randn(16, 3, 8, 8)
-    found, expected = (kind(3)(images) for kind in (batchnorm.RanksBatchNorm, nn.BatchNorm2d))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
-
-
-@pytest.mark.parametrize("mean", [0.0, 20.0])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_batchnorm_over_the_ranks_in_each_precision(dtype, mean, monkeypatch):
-    monkeypatch.setattr(batchnorm, "distributed", alone())
-    images, usual, own = torch.randn(16, 3, 8, 8) + mean, nn.BatchNorm2d(3), batchnorm.RanksBatchNorm(3)
-    found, expected = (
-        own.to(dtype if dtype == torch.float64 else None)(images.to(dtype)),
-        usual(images.to(dtype).float()),
-    )
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=0.02 if dtype == torch.bfloat16 else 1e-4)
-    torch.testing.assert_close(own.running_var.float(), usual.running_var, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])

@@ -56,6 +56,7 @@ def test_the_first_host_of_a_list(hosts, first):
         ({**OPEN_MPI, **FAR}, BY_FAR),  # several hosts: MASTER_ADDR is up to the user
         ({**OPEN_MPI, **FAR, **HOST}, {**BY_FAR, **HOST}),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, {}),
+        (HYDRA, {**BY_MPIRUN, "MASTER_PORT": "29448"}),  # made of mpirun's PID
         ({**HYDRA, "MASTER_PORT": "1"}, {**BY_MPIRUN, "MASTER_PORT": "1"}),
         ({"PMI_RANK": "1", "PMI_SIZE": "4", **SRUN}, BY_SRUN),  # srun --mpi=pmi2
     ],
@@ -65,26 +66,17 @@ def test_a_launchers_variables_become_torchruns(given, expected, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "getppid", lambda: 4321)
     become_rank()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     assert {name: os.environ.pop(name) for name in names if name in os.environ} == expected
 
 
-def test_ranks_of_mpich_on_one_machine_meet_at_one_port(monkeypatch):
-    for name, value in HYDRA.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "getppid", lambda: 4321)
-    become_rank()
-    found = {name: os.environ.pop(name) for name in (*BY_MPIRUN, "MASTER_PORT")}
-    assert found == {**BY_MPIRUN, "MASTER_PORT": "29448"}
-
-
 @pytest.mark.parametrize("told, expected", [(None, "3"), ("1", "1")])
 def test_local_rank_is_accepted_and_is_no_flag_of_the_training(told, expected, type_in, monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "")
-    os.environ.pop("LOCAL_RANK")
-    if told:
-        monkeypatch.setenv("LOCAL_RANK", told)
+    monkeypatch.setenv("LOCAL_RANK", told or "")  # restored after the test
+    if not told:
+        os.environ.pop("LOCAL_RANK")
     type_in("ddp_train.py", "--local_rank=3")
     _, options = begin_ranks("__main__", "")
     assert os.environ.pop("LOCAL_RANK") == expected and "local_rank" not in vars(options)

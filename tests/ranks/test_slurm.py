@@ -1,4 +1,4 @@
-"""SLURM: srun's variables, comparisons on several nodes, and real jobs on a two-node test cluster on this machine."""
+"""SLURM: comparisons on several nodes, and real jobs on a two-node test cluster on this machine."""
 
 import contextlib
 import json
@@ -23,11 +23,6 @@ from comparison.run.machine import find_nodes, manual_commands
 from tests import slurm as slurm_cluster
 from tests.fixtures import PROJECT, child_environment, plan, small, wait_until
 
-SRUN = {
-    **{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_STEP_NUM_TASKS": "4"},
-    **{"SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NODELIST": "gpu[03-04]"},
-}
-RANK = {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu03", "MASTER_PORT": "20113"}
 LOCAL = {"MASTER_ADDR": "127.0.0.1", "HEAD_ADDRESS": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "PYTHON": sys.executable}
 
 # ---- a comparison on several nodes
