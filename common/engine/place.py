@@ -36,10 +36,6 @@ class Place:
         """Return the values of all ranks, in rank order, on every rank."""
         return [value]
 
-    def gather_in_turn(self, value) -> list:
-        """Do what gather() does, for values that are too large to be sent all at once."""
-        return self.gather(value)
-
     def share_buffers(self, model: nn.Module) -> None:
         """Copy rank 0's buffers to all ranks."""
 

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from common.engine.place import Place, States
+from common.engine.place import States
 from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.models.build import Network, block_names, out_of_place, refuse_uncut, split_index
+from common.ranks.group import Rank
 from common.ranks.stages import cut_model, refuse_small_batch, where_cut
 from common.words import count
 
@@ -99,7 +100,7 @@ class Pipeline(nn.Module):
     model: on the CPU; blocks of other stages are moved to the meta device. options: pipeline_train.py's flags.
     """
 
-    def __init__(self, model: Network, image_shape: tuple[int, ...], place: Place, config, options):
+    def __init__(self, model: Network, image_shape: tuple[int, ...], place: Rank, config, options):
         super().__init__()
         self.place, self.options = place, options
         self.first, self.last = place.rank == 0, place.rank == place.ranks - 1
@@ -216,7 +217,7 @@ def describe_stages(parallel: Pipeline, model: nn.Sequential, optimizer) -> dict
     }
 
 
-def say_bubble(result: RunResult, place: Place, config) -> None:
+def say_bubble(result: RunResult, place: Rank, config) -> None:
     """Print the idle share of the stages' time in the last epoch, and the theoretical bubble."""
     if place.rank > 0 or place.ranks == 1 or config.quiet:
         return

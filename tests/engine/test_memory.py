@@ -4,7 +4,6 @@ import csv
 import json
 import multiprocessing
 import re
-import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
@@ -26,7 +25,6 @@ from comparison.show.detail_tables import memory_table
 from comparison.show.plots import draw_memory, memory_finding
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table
-from tests.fixtures import PROJECT
 from tests.reports import configuration, report_of, runs
 from tests.trainings import CPU
 
@@ -46,9 +44,9 @@ hold_to(before + (100 << 20))
 """
 
 
-def test_a_peak_includes_freed_memory_but_not_the_parents():
+def test_a_peak_includes_freed_memory_but_not_the_parents(project):
     parent = f"import subprocess, sys; block = b'1' * (1 << 30); subprocess.run([sys.executable, '-c', {CHILD!r}])"
-    done = subprocess.run([sys.executable, "-c", parent], cwd=PROJECT, capture_output=True, text=True)
+    done = project("-c", parent, tiny=False)
     before, after = map(int, done.stdout.split())
     assert 5 * MIB < before < 1024 * MIB and after - before >= 290 * MIB
     found = r"MemoryError: this process has had [\d,]+ MiB, --memory-limit allows [\d,]+ MiB$"

@@ -2,8 +2,6 @@
 
 import platform
 import re
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +11,7 @@ from common.data.fitting import with_loader
 from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.errors import SuiteError
-from tests.fixtures import PROJECT, child_environment, make_config, small
+from tests.fixtures import PROJECT, make_config
 from tests.trainings import CPU
 
 pytestmark = pytest.mark.process
@@ -87,13 +85,6 @@ def test_a_convolution_with_fewer_threads_than_cores_does_not_hang(train):
     assert train(command, environment={"OMP_THREAD_LIMIT": "1"})[0]["threads_per_process"] == 1
 
 
-def child(*command, without=(), **environment):
-    """Run this Python without the environment variables in `without`."""
-    kept = {name: value for name, value in child_environment().items() if name not in without}
-    options = {"cwd": PROJECT, "env": {**kept, **environment}, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, *command], **options)
-
-
 @pytest.mark.parametrize(
     "script, unused",
     [
@@ -101,11 +92,11 @@ def child(*command, without=(), **environment):
         ("ddp_train.py", {"torchvision", "matplotlib"}),  # torch's DDP imports the compiler itself
     ],
 )
-def test_a_run_imports_no_unused_packages(script, unused, data_root):
+def test_a_run_imports_no_unused_packages(script, unused, project, data_root):
     load_image_set(make_config(dataset="synthetic-mnist", data_root=str(data_root)))  # drawn with matplotlib if new
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     few = "--model", "mlp", "--train-size", 96, "--loader", "resident", "--no-curves"
-    done = child("-X", "importtime", *small(script, data_root, *few), **rank)
+    done = project(script, *few, launcher=("-X", "importtime"), environment=rank)
     assert done.returncode == 0, done.stderr
     imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
     assert "torch.nn" in imported and not imported & unused
@@ -128,8 +119,8 @@ run_script({main})
 
 
 @pytest.mark.parametrize("main, code", [("int", 0), ("lambda: exit(5)", 5), ("lambda: 1 / 0", 1)])
-def test_a_program_ends_without_teardown_but_flushes(main, code):
-    done = child("-c", ENDING.format(main=main), without=["PYTHONUNBUFFERED"])
+def test_a_program_ends_without_teardown_but_flushes(main, code, project):
+    done = project("-c", ENDING.format(main=main), tiny=False, environment={"PYTHONUNBUFFERED": ""})
     assert (done.returncode, done.stdout) == (code, "said called\n")
 
 
@@ -150,8 +141,8 @@ print(faults())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
-def test_freed_memory_is_reused_without_page_faults():
-    given_back, kept = map(int, child("-c", FAULTS).stdout.split())
+def test_freed_memory_is_reused_without_page_faults(project):
+    given_back, kept = map(int, project("-c", FAULTS, tiny=False).stdout.split())
     assert given_back >= 10 * 31  # 10 times 64 MB: 16,000 pages each, or 31 huge ones
     assert kept < given_back / 4
 
