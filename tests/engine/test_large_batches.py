@@ -23,23 +23,16 @@ def build(shape, classes):
 """
 
 
-class CountingNetwork(nn.Sequential):
-    """A network that counts the backward passes without an exchange."""
-
-    @contextlib.contextmanager
-    def no_sync(self):
-        counts["without exchange"] += 1
-        yield
-
-
-counts: Counter = Counter()
-
-
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
 def test_accumulated_gradients_equal_those_of_the_whole_batch(parts, sizes):
     torch.manual_seed(1)
-    model = CountingNetwork(nn.Flatten(), nn.Linear(4, 3)).double()
+    model, counts = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double(), Counter()
     images, labels, seen = torch.randn(7, 1, 2, 2).double(), torch.randint(3, (7,)), []
+
+    @contextlib.contextmanager
+    def no_sync():
+        counts["without exchange"] += 1
+        yield
 
     def train_step(images, labels, mark):
         seen.append(len(images))
@@ -50,7 +43,7 @@ def test_accumulated_gradients_equal_those_of_the_whole_batch(parts, sizes):
 
     expected = F.cross_entropy(model(images), labels)
     gradients = torch.autograd.grad(expected, [*model.parameters()])
-    counts.clear()
+    model.no_sync = no_sync  # as DistributedDataParallel has
     for _ in range(2):  # also after a step and zero_grad()
         model.zero_grad()
         loss = accumulate_gradients(train_step, model, parts)(images, labels, lambda phase: counts.update([phase]))

@@ -14,36 +14,24 @@ def series(*steps):
     return series_of((name, value) for step in steps for name, value in {**EVEN, **step}.items())
 
 
-def caused(waits):
-    return {name: value for name, value in waits.caused.items() if value}
-
-
-def test_the_last_rank_caused_the_wait_in_the_phase_that_took_longer():
-    late, other = series({"forward": 9.0}, {}), series({"exchange": 6.0}, {})
-    first, second = waits_of([late, other])
-    assert (first.waited, second.waited) == (0.0, 2.0)  # 4 ms in one of two steps
-    assert caused(first) == {"forward": pytest.approx(2.0)} and caused(second) == {}
-
-
-def test_ranks_that_are_slow_in_turn_wait_for_each_other():
-    odd = series({"data": 5.0}, {"exchange": 6.0})
-    even = series({"exchange": 6.0}, {"backward": 14.0})
-    first, second = waits_of([odd, even])
-    assert first.waited == second.waited == 2.0
-    assert (caused(first), caused(second)) == ({"data": pytest.approx(2.0)}, {"backward": pytest.approx(2.0)})
-
-
-def test_phases_after_an_exchange_delay_the_next_one():
-    late, other = series({"update": 4.0}, {}), series({}, {"exchange": 5.0})
-    first, _ = waits_of([late, other])
-    assert caused(first) == {"update": pytest.approx(1.5)}
-
-
-def test_all_ranks_wait_for_the_last():
-    ranks = [series({"forward": 8.0}), *[series({"exchange": 5.0})] * 3]
-    waits = waits_of(ranks)
-    assert [rank.waited for rank in waits] == [0.0, 3.0, 3.0, 3.0]
-    assert caused(waits[0]) == {"forward": pytest.approx(3.0)}
+@pytest.mark.parametrize(
+    "ranks, waited, caused",
+    [
+        ([({"forward": 9.0}, {}), ({"exchange": 6.0}, {})], [0.0, 2.0], [{"forward": 2.0}, {}]),  # in 1 of 2 steps
+        (
+            [({"data": 5.0}, {"exchange": 6.0}), ({"exchange": 6.0}, {"backward": 14.0})],  # each once
+            [2.0, 2.0],
+            [{"data": 2.0}, {"backward": 2.0}],
+        ),
+        ([({"update": 4.0}, {}), ({}, {"exchange": 5.0})], [0.0, 1.5], [{"update": 1.5}, {}]),  # of the step before
+        ([({"forward": 8.0},), *[({"exchange": 5.0},)] * 3], [0.0, 3.0, 3.0, 3.0], [{"forward": 3.0}, {}, {}, {}]),
+    ],
+)
+def test_the_last_rank_caused_the_wait_in_the_phase_that_took_longer(ranks, waited, caused):
+    waits = waits_of([series(*steps) for steps in ranks])
+    assert [rank.waited for rank in waits] == waited
+    found = [{name: value for name, value in rank.caused.items() if value} for rank in waits]
+    assert found == [pytest.approx(expected) for expected in caused]
 
 
 @pytest.mark.parametrize(
