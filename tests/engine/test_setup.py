@@ -147,27 +147,29 @@ def test_freed_memory_is_reused_without_page_faults(project):
     assert kept < given_back / 4
 
 
-def test_a_commit_chooses_the_tests_that_start_programs(pytestconfig, monkeypatch):
+@pytest.mark.parametrize(
+    "commit, changed, run",
+    [
+        ("a4", ["tests/run/test_1.py", "docs/flags.md"], {0, 4, 8} | {3, 9}),
+        ("b9", ["common/ranks/agree.py"], {1, 5, 9} | {1, 4, 7, 10}),
+        ("2", ["ddp_train.py"], {2, 6, 10} | {2, 5, 8, 11}),
+        ("7", [], {3, 7, 11}),
+    ],
+)
+def test_a_commit_chooses_the_tests_that_start_programs(commit, changed, run, pytestconfig, monkeypatch):
+    """A quarter of them, and those of what it changed. The test -1, which starts none, always runs."""
     conftest = pytestconfig.pluginmanager.get_plugin(str(PROJECT / "tests" / "conftest.py"))
-    hook, run = SimpleNamespace(pytest_deselected=lambda items: None), {}
-    changed = {"a4": ["tests/run/test_1.py", "docs/flags.md"], "b9": ["common/ranks/agree.py"], "2": ["ddp_train.py"]}
-    monkeypatch.setattr(conftest, "changed_in", lambda commit: changed.get(commit, []))
-    for commit in (*changed, "7"):
-        marks = ["slow"], ["fault"], ["process"], ["process", "slow"], []
-        items = [
-            SimpleNamespace(
-                path=PROJECT / "tests" / ("run", "ranks", "scripts")[number % 3] / f"test_{number % 2}.py",
-                keywords=marks[number % 5],
-                number=number,
-                fixturenames=(),
-            )
-            for number in range(60)
-        ]
-        conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _, own=commit: own, hook=hook), items)
-        run[commit] = {item.number for item in items}
-    always = {number for number in range(60) if number % 5 == 4}
-    quarters = {commit: {*sorted({*range(60)} - always)[int(commit, 16) % 4 :: 4]} for commit in run}
-    assert set().union(*quarters.values()) | always == {*range(60)}
-    of_changed = {number for number in range(60) if number % 6 == 3}, {*range(1, 60, 3)}, {*range(2, 60, 3)}, set()
-    for commit, own in zip(run, of_changed, strict=True):
-        assert run[commit] == always | quarters[commit] | own
+    monkeypatch.setattr(conftest, "changed_in", {commit: changed}.get)
+    rooms, marks = ("run", "ranks", "scripts"), (["slow"], ["fault"], ["process"], ["process", "slow"])
+    items = [
+        SimpleNamespace(
+            path=PROJECT / "tests" / rooms[number % 3] / f"test_{number % 2}.py",
+            keywords=marks[number % 4] if number >= 0 else [],
+            number=number,
+            fixturenames=(),
+        )
+        for number in range(-1, 12)
+    ]
+    hook = SimpleNamespace(pytest_deselected=lambda items: None)
+    conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _: commit, hook=hook), items)
+    assert {item.number for item in items} == {-1, *run}
