@@ -6,50 +6,28 @@ from common.engine import progress
 from common.engine.progress import Progress
 
 
-@pytest.fixture
-def steps(monkeypatch):
-    """steps(seconds, planned): return the lines of two epochs of `planned` steps of `seconds`, the first of `first`.
-
-    done: steps of each epoch that an earlier run has done.
-    """
-
-    def run(seconds, planned, first=None, done=0):
-        now, said = [100.0], []
-        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-        watched = Progress(3, planned, said.append)
-        for epoch in (1, 2):
-            watched.begin(epoch, done)
-            for step in range(planned - done):
-                now[0] += seconds if step or first is None else first
-                watched.after_step()
-        return said
-
-    return run
-
-
-def test_a_long_epoch_reports_its_progress_with_growing_pauses(steps):
-    said = steps(1.0, 80)
-    assert said[:4] == [
-        "Epoch [1/3], step 10 of 80, about 70 s left",
-        "Epoch [1/3], step 30 of 80, about 50 s left",
-        "Epoch [1/3], step 70 of 80, about 10 s left",
-        "Epoch [2/3], step 10 of 80, about 70 s left",
-    ]
-    assert len(said) == 6
-
-
-def test_nothing_is_extrapolated_from_a_slow_first_step(steps):
-    assert steps(0.2, 51, first=20.0)[0] == "Epoch [1/3], step 1 of 51"
-    assert steps(1.0, 51, first=5.0)[0] == "Epoch [1/3], step 6 of 51, about 45 s left"
-
-
-def test_a_resumed_epoch_goes_on_where_it_was(steps):
-    assert steps(1.0, 80, done=30)[:2] == [f"Epoch [1/3], step {n} of 80, about {80 - n} s left" for n in (40, 60)]
-
-
-def test_a_short_epoch_reports_nothing(steps):
-    assert steps(0.1, 99) == []
-    assert steps(1.0, 10) == []  # the epoch's own line follows
+@pytest.mark.parametrize(
+    "seconds, first, done, planned, said",
+    [
+        (1.0, 1.0, 0, 80, [f"step {step} of 80, about {80 - step} s left" for step in (10, 30, 70)]),
+        (0.2, 20.0, 0, 51, ["step 1 of 51"]),  # nothing is extrapolated from a slow first step
+        (1.0, 5.0, 0, 51, ["step 6 of 51, about 45 s left", "step 26 of 51, about 25 s left"]),
+        (1.0, 1.0, 30, 80, ["step 40 of 80, about 40 s left", "step 60 of 80, about 20 s left"]),  # resumed
+        (0.1, 0.1, 0, 99, []),
+        (1.0, 1.0, 0, 10, []),  # the epoch's own line follows
+    ],
+)
+def test_a_long_epoch_reports_its_progress_with_growing_pauses(seconds, first, done, planned, said, monkeypatch):
+    """In each epoch, an earlier run has done some steps; then the first one takes `first` seconds."""
+    now, lines = [100.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    watched = Progress(3, planned, lines.append)
+    for epoch in (1, 2):
+        watched.begin(epoch, done)
+        for step in range(done, planned):
+            now[0] += first if step == done else seconds
+            watched.after_step()
+    assert lines == [f"Epoch [{epoch}/3], {line}" for epoch in (1, 2) for line in said]
 
 
 def test_a_script_prints_its_progress(monkeypatch, train_here, capsys):
