@@ -157,11 +157,7 @@ class PhaseTimer:
 
     def milliseconds(self) -> dict[str, float]:
         """Return the total milliseconds per phase."""
-        totals: dict[str, float] = {}
-        for name, milliseconds in self.phases():
-            if name:
-                totals[name] = totals.get(name, 0.0) + milliseconds
-        return totals
+        return total_milliseconds(self.phases())
 
     def spans(self) -> list[tuple[str, float, float]]:
         """Return each phase as (name, start, end), in milliseconds since the first mark."""
@@ -172,6 +168,15 @@ class PhaseTimer:
                 spans.append((name, start, end))
             start = end
         return spans
+
+
+def total_milliseconds(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the total milliseconds per phase of PhaseTimer.phases()."""
+    totals: dict[str, float] = {}
+    for name, milliseconds in phases:
+        if name:
+            totals[name] = totals.get(name, 0.0) + milliseconds
+    return totals
 
 
 class SampledTimers:
