@@ -28,19 +28,20 @@ FONTS = (  # with Chinese characters, by matplotlib's names
     *("Arial Unicode MS", "Droid Sans Fallback"),
 )
 # By file name, a function that returns a matplotlib figure, or None if there is nothing to draw.
-FIGURES: dict[str, Callable[[Analysis], Any]] = {
+OF_ROWS: dict[str, Callable[[Analysis], Any]] = {
     "curves.png": draw_curves,  # How accurate is each row, and when?
     "speed-up.png": draw_speed_ups,  # How fast is each row compared with the baseline?
     "phases.png": draw_phases,  # Where does the time of a step go?
     "memory.png": draw_memory,  # How much memory does a device need?
     "timeline.png": draw_timelines,  # What does each device do at which time?
-    **{
-        f"sweep-{name.replace('_', '-')}.png": partial(draw_sweep, name=name) for name in SWEEPS
-    },  # Which value is fastest?
+}
+FIGURES: dict[str, Callable[[Analysis], Any]] = {
+    **OF_ROWS,
+    # Which value is fastest?
+    **{f"sweep-{name.replace('_', '-')}.png": partial(draw_sweep, name=name) for name in SWEEPS},
     "map.png": draw_map,  # For which models and batches is a method faster?
     "scaling.png": draw_scaling,  # How does speed grow with devices?
 }
-OF_ROWS = ("curves.png", "speed-up.png", "phases.png", "memory.png", "timeline.png")
 
 
 def draw_all(analysis: Analysis, directory: Path) -> list[Path]:

@@ -122,7 +122,8 @@ def notes(analysis: Analysis) -> list[str]:
         check = report.equivalence.get(row.configuration.name)
         if check and check.reason:
             sentences.append(say("{row}, max |Δ parameter|: {why}.", row=row.label, why=check.reason))
-    sentences += _what_if(report)
+    changed = [row for row in report.rows if row.configuration.what_if]
+    sentences += [sentence(f"what if {row.configuration.what_if}", row=row.label) for row in changed]
     missing: dict[str, list[str]] = {}
     for entry in analysis.done:
         if entry.standing.reason not in ("", "simulated"):
@@ -131,8 +132,9 @@ def notes(analysis: Analysis) -> list[str]:
         sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
     if report.settings["repeats"] == 1:
         sentences.append(say("No interval, as each row ran once: a difference between single runs may be chance."))
-    alone = [row for row in report.rows if row.all_cores and row.results]
-    if alone and len(alone) < len([row for row in report.rows if row.results]):
+    measured = [row for row in report.rows if row.results]
+    alone = [row for row in measured if row.all_cores]
+    if alone and len(alone) < len(measured):
         threads = count(alone[0].results[0].threads_per_process, "thread")
         values = {"threads": threads, "n": report.device_threads}
         sentences.append(sentence("all-cores row", rows=join(", ", [row.label for row in alone]), **values))
@@ -144,32 +146,30 @@ def notes(analysis: Analysis) -> list[str]:
     return sentences
 
 
-def _what_if(report):
-    """What is otherwise in the rows that a script was given."""
-    rows = [row for row in report.rows if row.configuration.what_if]
-    return [sentence(f"what if {row.configuration.what_if}", row=row.label) for row in rows]
-
-
 def definitions(report: Report) -> list[str]:
     """Return how the numbers are defined."""
-    if report.only_scripts:
-        return _definitions_of_scripts(report)
-    several, on_gpu = report.settings["epochs"] > 1, report.first.device == "gpu"
-    weak, within = report.settings["scaling"] == "weak", report.settings["equal_within"] or EQUAL_WITHIN
-    exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
+    scripts, on_gpu = report.only_scripts, report.first.device == "gpu"
+    baseline = report.rows[0].label if scripts else report.settings["baseline"]
+    within = report.settings["equal_within"] or EQUAL_WITHIN
+    speed_up = sentence("speed-up", what=report.asked, row=baseline, n=100 * within)
+    memory = sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU"))
+    disturbed = sentence("disturbed", n=MOST_FOREIGN)
+    if scripts:
+        return [
+            sentence("slices", steps=count(report.settings["warmup"], "step")),
+            sentence("samples"),
+            speed_up,
+            sentence("time beside best"),
+            sentence("efficiency"),
+            sentence("phases of scripts"),
+            memory,
+            disturbed,
+        ]
+    several, weak = report.settings["epochs"] > 1, report.settings["scaling"] == "weak"
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
     batches = sentence("batches per device" if weak else "batches in total")
-    defined = [
-        (True, sentence("time per epoch", warm=warm_up)),
-        (True, sentence("speed-up", what=report.asked, row=report.settings["baseline"], n=100 * within)),
-        (True, sentence("time beside best")),
-        (True, sentence("in turns" if report.in_turns else "whole runs")),
-        (True, sentence("accuracy")),
-        (True, sentence("efficiency")),
-        (True, sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU"))),
-        (True, sentence("disturbed", n=MOST_FOREIGN)),
-        (True, sentence("device on CPU", batches=batches, rows=exempt)),
-        (True, sentence("accuracies differ")),
+    exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
+    in_some_comparisons = [
         (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
         (on_gpu, sentence("phases on GPU")),
         (on_gpu, sentence("mfu")),
@@ -177,21 +177,18 @@ def definitions(report: Report) -> list[str]:
         (report.stopped_rows, sentence("stopped rows")),
         (report.equivalence, sentence("parameter difference")),
     ]
-    return [text for said, text in defined if said]
-
-
-def _definitions_of_scripts(report):
-    """How the numbers of somebody's own scripts are defined."""
-    within, on_gpu = report.settings["equal_within"] or EQUAL_WITHIN, report.first.device == "gpu"
     return [
-        sentence("slices", steps=count(report.settings["warmup"], "step")),
-        sentence("samples"),
-        sentence("speed-up", what=report.asked, row=report.rows[0].label, n=100 * within),
+        sentence("time per epoch", warm=warm_up),
+        speed_up,
         sentence("time beside best"),
+        sentence("in turns" if report.in_turns else "whole runs"),
+        sentence("accuracy"),
         sentence("efficiency"),
-        sentence("phases of scripts"),
-        sentence("peak memory", memory=sentence("memory on GPU" if on_gpu else "memory on CPU")),
-        sentence("disturbed", n=MOST_FOREIGN),
+        memory,
+        disturbed,
+        sentence("device on CPU", batches=batches, rows=exempt),
+        sentence("accuracies differ"),
+        *(text for said, text in in_some_comparisons if said),
     ]
 
 

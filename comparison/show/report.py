@@ -33,6 +33,7 @@ NUMBERS = (  # attributes of a Summary in results.csv
     *("runs", "epoch_seconds", "fastest_epoch", "slowest_epoch"),
     *("images_per_second", "accuracy", "training_seconds", "total_seconds"),
 )
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would take a text with such a beginning for a formula
 DATED = r"earlier-\d{4}-\d\d-\d\d-\d{6}\+*"  # names of the subdirectories of keep_earlier()
 PROOF, TIPS = "proof", "tips"  # subdirectories with further comparisons: of causes, and of options
 
@@ -102,9 +103,7 @@ def write_csv(analysis: Analysis, path: Path) -> None:
     rows = [_csv_row(analysis, entry) for entry in analysis.rows]
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, str) and value.startswith(
-                ("=", "+", "-", "@", "\t", "\r")
-            ):  # a spreadsheet would take it for a formula
+            if isinstance(value, str) and value.startswith(FORMULAS):
                 row[name] = f"'{value}"
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row))

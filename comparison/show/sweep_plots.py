@@ -64,11 +64,12 @@ def draw_scaling(analysis: Analysis):
     most = unit = top = 1.0  # largest number of devices, devices of the baseline, highest point drawn
     for entries in series.values():
         devices, ratios = [_devices(entry) for entry in entries], [entry.standing.speed_up for entry in entries]
+        values = [ratio.value for ratio in ratios]
         ends = [(ratio.low or ratio.value, ratio.high or ratio.value) for ratio in ratios]
-        bounds = np.abs(np.array(ends).T - [ratio.value for ratio in ratios])
+        bounds = np.abs(np.array(ends).T - values)
         label = render(say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc")))
         look = {"label": label, **style_of(analysis, entries[0])}
-        axis.errorbar(devices, [ratio.value for ratio in ratios], yerr=bounds, **look)
+        axis.errorbar(devices, values, yerr=bounds, **look)
         most, unit = max(most, devices[-1]), len(entries[0].standing.baseline.results[0].devices)
         top = max(top, *(high for _, high in ends))
     if points and unit == 1:  # the projection is relative to one device
