@@ -14,7 +14,7 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.show.advice import in_short, next_step, option_advice, recommendations
 from comparison.show.remarks import doubts, faults, resolution, tell_warnings, warnings
-from comparison.show.tables import BESIDE_BEST, DASH, answer_rows, cells_of, fastest_first
+from comparison.show.tables import DASH, answer_rows, cells_of, fastest_first
 from comparison.show.verdict import answers, details
 from comparison.words import ZERO_WIDTH, count, join, narrowed, render, say, widened
 
@@ -24,8 +24,6 @@ MOST_OPENING, MOST_ADVICE, MOST_PER_SENTENCE = 5, 9, 3  # lines
 MOST_ROWS, FEWEST_ROWS = 10, 4  # lines of the table below its heading
 BREAK = "\v"  # textwrap treats it as a space; marks where a line of Chinese may end
 GAP = "  "  # between columns
-# Columns dropped to save space, in this order. The accuracies are always dropped, as a sentence states them.
-SPARE = ("Accuracy (%)", "Speed-up [95%]", "Memory (MiB)")
 
 
 def terminal_columns() -> int:
@@ -128,10 +126,8 @@ def _rows_to_show(baselines, most):
 
 
 def _columns_to_show(names, sizes, width):
-    """The indices of the columns that fit into `width`."""
-    columns = [column for column, name in enumerate(names) if name != SPARE[0]]
-    for name in SPARE[1:]:
-        fits = sum(sizes[column] + len(GAP) for column in columns) - len(GAP) <= width
-        if not fits and (BESIDE_BEST in names or "Speed-up" not in name):
-            columns = [column for column in columns if names[column] != name]
+    """The indices of the columns to show: no accuracies, which a sentence states, and the memory only if it fits."""
+    columns = [column for column, name in enumerate(names) if name != "Accuracy (%)"]
+    if sum(sizes[column] + len(GAP) for column in columns) - len(GAP) > width:
+        columns = [column for column in columns if names[column] != "Memory (MiB)"]
     return columns

@@ -61,10 +61,10 @@ OF_SCRIPTS = analyse(report_of(*ROWS, *EARLIER, warmup=10))
 
 def per_thousand(results):
     """Seconds per 1,000 samples."""
-    timed = [
-        [*zip(*((one.train_seconds, one.samples) for one in result.epochs[1:]), strict=True)] for result in results
-    ]
-    return geometric_mean(1000 * sum(seconds) / sum(samples) for seconds, samples in timed)
+    timed = [result.epochs[1:] for result in results]
+    return geometric_mean(
+        1000 * sum(one.train_seconds for one in run) / sum(one.samples for one in run) for run in timed
+    )
 
 
 def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
@@ -72,16 +72,13 @@ def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
     text = markdown_of(OF_SCRIPTS, tmp_path)
     assert "Accuracy (%)" not in next(answer_rows(OF_SCRIPTS)) and "slices" in plots.phase_unit(OF_SCRIPTS)
     tables = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
-    (header, *_), every = (
-        (row for row in tables if row[0] == "Method"),
-        [row for row in tables if row[0] in ("mine", "other")],
-    )
+    header = next(row for row in tables if row[0] == "Method")
+    every = [row for row in tables if row[0] in ("mine", "other")]
     for row, seconds, batch in zip(every[:2], now, BATCHES, strict=True):
         shown = dict(zip(header, row, strict=True))
         assert float(shown["Time per 1,000 samples (s)"]) == pytest.approx(seconds, rel=5e-3)
-        assert float(shown["Samples/s"]) == pytest.approx(1000 / seconds, abs=0.5) and shown["Samples per step"] == str(
-            batch
-        )
+        assert float(shown["Samples/s"]) == pytest.approx(1000 / seconds, abs=0.5)
+        assert shown["Samples per step"] == str(batch)
     for row, earlier, seconds in zip(every[2:4], then, now, strict=True):
         assert [*map(float, row[1:3])] == pytest.approx([earlier, seconds], rel=5e-3)
         assert numbers(row[3])[0] == pytest.approx(earlier / seconds, abs=0.005)
@@ -105,9 +102,8 @@ def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
 def test_scripts_have_looks_of_their_own_and_no_settings_of_methods():
     looks = [plots.style_of(OF_SCRIPTS, entry) for entry in OF_SCRIPTS.rows]
     assert looks[0]["color"] != looks[1]["color"] and [look["alpha"] for look in looks] == [1.0, 1.0]
-    (settings,) = (
-        section.parts[0][1] for section in sections(OF_SCRIPTS, [], [], "plain") if section.heading == "Settings"
-    )
+    parts = {section.heading: section.parts for section in sections(OF_SCRIPTS, [], [], "plain")}
+    ((_, settings),) = parts["Settings"]
     assert [line.split()[0] for line in settings.splitlines()[1:]] == ["repeats", "seed", "warmup"]
 
 
@@ -117,6 +113,11 @@ def test_the_size_of_a_device_is_said_of_methods_on_a_cpu_alone():
 
 
 # ---- figures
+
+
+def figure(name, *rows, **settings):
+    """A figure of a comparison with these rows, or None."""
+    return figures.FIGURES[f"{name}.png"](analyse(report_of(*rows, **settings)))
 
 
 def test_later_values_of_a_sweep_are_paler():
@@ -139,24 +140,18 @@ def test_the_memory_and_the_phases_of_any_baseline(baseline):
     assert {entry.name for entry in analysis.rows if entry.much_memory} == {
         name for name, ratio in ratios.items() if not 0.8 < ratio < 1.2
     }
-    phases = {
-        name: [
-            fmean(getattr(one.phases, part) for result in every for one in result.epochs[1:])
-            for part in ("data", "forward")
-        ]
-        for name, every in results.items()
-    }
     threads = {name: every[0].threads_per_process * every[0].world_size for name, every in results.items()}
-    for entry, (place, part) in product(analysis.rows, enumerate(("data", "forward"))):
+    for entry, part in product(analysis.rows, ("data", "forward")):
         if entry.name in ratios:
-            ideal = phases[baseline][place] * threads[baseline] / threads[entry.name]
+            time = fmean(getattr(one.phases, part) for result in results[baseline] for one in result.epochs[1:])
+            ideal = time * threads[baseline] / threads[entry.name]
             assert plots.ideal_phase(analysis, entry, part) == pytest.approx(ideal)
 
 
 def test_a_curve_needs_a_row_with_several_epochs():
     rows = (configuration(), runs(epochs=1)), (configuration("ddp"), runs("ddp"))
-    assert figures.FIGURES["curves.png"](analyse(report_of(*rows, target_accuracy=0.6)))
-    assert figures.FIGURES["curves.png"](analyse(report_of(rows[0]))) is None
+    assert figure("curves", *rows, target_accuracy=0.6)
+    assert figure("curves", rows[0]) is None
 
 
 @pytest.mark.parametrize("share, shown", [(0.009, False), (0.011, True)])
@@ -173,7 +168,7 @@ def test_the_numbers_in_a_map_are_readable():
         for method, time in (("single", 1.0), ("ddp", seconds)):
             made = runs(method, [time, time * 1.001, time * 0.999], global_batch_size=size)
             rows.append((configuration(method, values=values, **values), made))
-    (axis,) = figures.FIGURES["map.png"](analyse(report_of(*rows))).axes
+    (axis,) = figure("map", *rows).axes
     lights = [np.dot(to_rgb(patch.get_facecolor()), (0.2126, 0.7152, 0.0722)) for patch in axis.patches]
     for patch, text, light in zip(axis.patches, axis.texts, lights, strict=True):
         assert abs(light - np.mean(to_rgb(text.get_color()))) > 0.4
@@ -237,34 +232,26 @@ def test_definitions_fit_the_comparison():
 def test_what_is_outside_of_the_training_is_told_if_whole_runs_decide():
     both = rank(halves(forward=11.0)), rank(halves(forward=11.0))
     rows = single(), ddp(*both, startup_seconds=7.0)
-    for max_steps, told in ((None, True), (10, False)):
+    for max_steps, told in ((None, [False, True]), (10, [False])):
         sentences = where_time_goes(analyse(report_of(*rows, max_steps=max_steps)))
-        assert [("outside the training, start-up" in words) for words in sentences] == [
-            False,
-            *([True] if told else []),
-        ]
+        assert ["outside the training, start-up" in words for words in sentences] == told
 
 
 # ---- the screen
 
 
 @pytest.mark.parametrize("single_run", [False, True])
-def test_columns_are_left_out_only_if_the_screen_is_too_narrow(single_run):
+def test_the_memory_is_left_out_only_if_the_screen_is_too_narrow(single_run):
     rows = [(row, made[:1] if single_run else made) for row, made in (SINGLE, DDP)]
     analysis = analyse(report_of(*rows))
-    full = list(next(answer_rows(analysis)))[:-1]
+    answers = [*answer_rows(analysis)]
+    full = [name for name in answers[0] if name not in ("Accuracy (%)", "Result")]
+    whole_line = sum(max(len(name), *(len(str(row[name] or "–")) for row in answers)) + 2 for name in full) - 2
+    assert 38 < whole_line < 60 and full[-1] == "Memory (MiB)"
     for width in range(38, 60):
         table = next(part for part in terminal_text(analysis, width=width).split("\n\n") if part.startswith("Method "))
-        lines = table.splitlines()
-        shown = re.split(r"\s{2,}", lines[0])
-        assert [name for name in full if name in shown] == shown and "Accuracy (%)" not in shown
-        left_out = [name for name in full if name not in (*shown, "Accuracy (%)")]
-        if left_out:  # the whole line would not have fitted
-            widths = {
-                name: max(len(name), *(len(str(row[name] or "–")) for row in answer_rows(analysis))) for name in full
-            }
-            assert sum(widths[name] + 2 for name in full if name != "Accuracy (%)") - 2 > width
-        assert left_out in ([], ["Memory (MiB)"]) and (left_out or width > 38)
+        shown = re.split(r"\s{2,}", table.splitlines()[0])
+        assert shown == (full if whole_line <= width else full[:-1])
 
 
 @pytest.mark.parametrize(
