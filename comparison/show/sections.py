@@ -29,7 +29,7 @@ class Section:
 
 def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str) -> list[Section]:
     """Return all sections that have content, with tables in one of tabulate's formats."""
-    report, projection = analysis.report, analysis.projection
+    report = analysis.report
     before = details.before_table(analysis, tablefmt)
     accounts = details.account_tables(analysis, tablefmt)
     ranks = details.rank_table(analysis, tablefmt)
@@ -38,8 +38,8 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     accounting = [sentence(key) for key in ("ideal scaling", "accounts", "slowest rank")]
     projected = [
         (TABLE, details.projection_table(analysis, tablefmt)),
-        (LIST, list(map(finding_sentence, projection.stops))),
-        (LIST, list(map(finding_sentence, projection.assumptions))),
+        (LIST, verdict.details(analysis)),
+        (LIST, list(map(finding_sentence, analysis.projection.assumptions))),
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]
     settings = [

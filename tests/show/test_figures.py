@@ -19,19 +19,28 @@ from comparison.words import speaking
 from tests.reports import SINGLE, configuration, make_result, report_of, runs
 
 
+def drawn(name, *rows, **settings):
+    """A figure of a comparison with these rows."""
+    return figures.FIGURES[f"{name}.png"](analyse(report_of(*rows, **settings)))
+
+
+def steady(method, seconds, **values):
+    """A row whose three runs hardly differ."""
+    return configuration(method), runs(method, (seconds, seconds * 1.01, seconds * 0.99), **values)
+
+
 def rows(panels, kind):
     """One device and `panels` other methods, each with two batch sizes, and with two models if `kind` is a map."""
     values = [{"batch_size": batch} for batch in (64, 256)]
     if kind == "map":
         values = [{"model": model, **own} for model in ("lenet", "resnet8") for own in values]
-    return [
-        (
-            configuration(method, values=own, **own),
-            [*runs(method, (1.0 + number, 1.01, 1.02), count=1 + number % 2, global_batch_size=own["batch_size"])],
-        )
-        for number, method in enumerate(("single", "ddp", "fsdp", "pipeline", "dp")[: panels + 1])
-        for own in values
-    ]
+    made = []
+    for number, method in enumerate(("single", "ddp", "fsdp", "pipeline", "dp")[: panels + 1]):
+        for own in values:
+            size, seconds = own["batch_size"], (1.0 + number, 1.01, 1.02)
+            results = runs(method, seconds, count=1 + number % 2, global_batch_size=size)
+            made.append((configuration(method, values=own, **own), results))
+    return made
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
@@ -116,8 +125,8 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
 
 @pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])
 def test_accuracy_is_drawn_over_epochs_only_if_rows_differ_by_more_than_a_point(apart, axes):
-    report = report_of(learned("single", 0.70, 0.70), learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70))
-    panels = figures.FIGURES["curves.png"](analyse(report)).axes
+    others = learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70)
+    panels = drawn("curves", learned("single", 0.70, 0.70), *others).axes
     assert [axis.get_xlabel() for axis in panels] == axes
     for axis in panels:
         single, ddp, _ = axis.get_lines()
@@ -127,23 +136,18 @@ def test_accuracy_is_drawn_over_epochs_only_if_rows_differ_by_more_than_a_point(
 
 @pytest.mark.parametrize("seconds, slowest, scale", [(0.26, 1.0, "linear"), (0.24, 1.0, "log"), (0.4, 4.0, "log")])
 def test_the_axis_of_ratios_is_logarithmic_only_if_they_span_more_than_a_factor_of_eight(seconds, slowest, scale):
-    ddp = (configuration("ddp"), runs("ddp", (seconds, seconds * 1.01, seconds * 0.99)))
-    (axis,) = figures.FIGURES["speed-up.png"](
-        analyse(
-            report_of(SINGLE, ddp, (configuration("fsdp"), runs("fsdp", [slowest * one for one in (1.0, 1.01, 0.99)])))
-        )
-    ).axes
+    (axis,) = drawn("speed-up", SINGLE, steady("ddp", seconds), steady("fsdp", slowest)).axes
     assert axis.get_xscale() == scale
 
 
 def test_a_dot_without_a_claim_says_so():
     undecided = (configuration("ddp"), runs("ddp", (1.5, 2.5, 1.9)))
-    unequal = (configuration("fsdp"), runs("fsdp", (1.0, 1.01, 0.99), workers_per_process=2))
-    figure = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, undecided, unequal, allow_unequal=True)))
+    unequal = steady("fsdp", 1.0, workers_per_process=2)
+    figure = drawn("speed-up", SINGLE, undecided, unequal, allow_unequal=True)
     words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
     assert words == ["UNEQUAL settings", "undecided", "", ""] and "left out" not in figure.get_supxlabel()
     simulated = (configuration("dp"), runs("dp", simulated=True))
-    figure = figures.FIGURES["speed-up.png"](analyse(report_of(SINGLE, undecided, simulated)))
+    figure = drawn("speed-up", SINGLE, undecided, simulated)
     assert "1 simulated or refused row left out" in figure.get_supxlabel()
 
 
@@ -193,7 +197,5 @@ def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypa
 
 @pytest.mark.parametrize("epochs, marked", [(20, True), (21, False)])
 def test_the_curves_of_long_trainings_have_no_markers(epochs, marked):
-    (axis,) = figures.FIGURES["curves.png"](
-        analyse(report_of(SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))))
-    ).axes
+    (axis,) = drawn("curves", SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))).axes
     assert [line.get_marker() not in ("", "None") for line in axis.get_lines()] == [True, marked]

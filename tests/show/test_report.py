@@ -288,8 +288,9 @@ def test_a_failed_check_of_the_maths_leaves_no_speed_up():
     failed = Equivalence(0.5, "failed", "differs")
     for name, label in (("ddp", "DDP"), ("single", "SINGLE")):  # the row itself, or its baseline
         report = report_of(SINGLE, DDP, equivalence={name: failed})
-        assert analyse(report).rows[1].standing.reason == f"the check of the maths of “{label}” failed"
-        assert report.failed
+        reason = f"the check of the maths of “{label}” failed"
+        assert analyse(report).rows[1].standing.reason == reason
+        assert f"no speed-up, {reason}" in verdict(analyse(report))[1] and report.failed
 
 
 def test_the_check_of_the_maths_fails_rows_with_other_weights(monkeypatch):

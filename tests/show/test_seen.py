@@ -27,6 +27,7 @@ from tests.reports import STEPS, configuration, each_epoch, make_result, markdow
 
 ANALYSIS = analyse(unlike())
 REPORT = ANALYSIS.report
+ENTRIES = {entry.name: entry for entry in ANALYSIS.rows}
 RUNS = {  # successful runs by row
     row.name: [outcome for outcome in REPORT.outcomes if outcome.configuration == row.name and outcome.result]
     for row in REPORT.plan
@@ -121,12 +122,12 @@ def by_name(rows):
 
 def relative(name):
     """The wall time of a row relative to the best one, with the interval of the analysis."""
-    ratio = next(ANALYSIS.ratio_to_best(entry) for entry in ANALYSIS.rows if entry.name == name)
+    ratio = ANALYSIS.ratio_to_best(ENTRIES[name])
     return WHOLE[name] / WHOLE[BEST], *(() if name == BEST else (ratio.low, ratio.high))
 
 
 def speed_up(name):
-    ratio = next(entry.standing.speed_up for entry in ANALYSIS.rows if entry.name == name)
+    ratio = ENTRIES[name].standing.speed_up
     return SPEED_UP[name], *(() if name == "single" else (ratio.low, ratio.high))
 
 
@@ -207,9 +208,8 @@ def test_the_table_of_ranks(tables):
             kept = [epoch.ranks[number] for result in results for epoch in result.epochs[1:]]
             step = fmean(1000 * rank.train_seconds / STEPS for rank in kept)
             exchange = fmean(rank.phases.exchange for rank in kept)
-            cpu, queue = (
-                fmean(1000 * getattr(rank, what) / STEPS for rank in kept) for what in ("cpu_seconds", "queue_seconds")
-            )
+            cpu = fmean(1000 * rank.cpu_seconds / STEPS for rank in kept)
+            queue = fmean(1000 * rank.queue_seconds / STEPS for rank in kept)
             assert (row["Method"].lower(), row["Rank"]) == (name, str(number))
             cells = {"Step (ms)": step, "Its own work (ms)": step - exchange, "Exchange (ms)": exchange}
             row_shows(row, {**cells, "Cores it kept busy": cpu / step, "Without a core (%)": 100 * queue / step})
@@ -422,11 +422,9 @@ def test_the_timelines_of_the_page(page):
     longest = max(span.end for spans in REPORT.timelines.values() for span in spans)
     shows(end, longest)
     for (name, _), (_, drawn) in rows:
-        spans = [
-            (1000 * span.start / longest, 1000 * (span.end - span.start) / longest)
-            for span in REPORT.timelines[name.lower()]
-        ]
-        assert sorted(blocks_of(drawn)) == [pytest.approx(span, abs=0.06) for span in sorted(spans)]
+        scale, spans = 1000 / longest, REPORT.timelines[name.lower()]
+        blocks = sorted((scale * span.start, scale * (span.end - span.start)) for span in spans)
+        assert sorted(blocks_of(drawn)) == [pytest.approx(block, abs=0.06) for block in blocks]
 
 
 def test_the_key_of_a_timeline_has_the_colors_of_the_figures():
@@ -443,11 +441,8 @@ def test_the_key_of_a_timeline_has_the_colors_of_the_figures():
 def test_spans_that_touch_are_one_block_and_every_rank_has_its_lanes(tmp_path):
     ends = (10.0, 50.0), (20.0, 30.0), (50.09, 60.0), (60.11, 70.0), (80.0, 90.0), (90.0, 100.0)
     spans = [Span(0, "step", "update" if end == 100.0 else "forward", start, end) for start, end in ends]
-    spans += [
-        Span(0, "link", "exchange", 3.0, 4.0),
-        Span(1, "link", "exchange", 7.0, 8.0),
-        Span(1, "step", "data", 5.0, 6.0),
-    ]
+    spans += [Span(rank, "link", "exchange", start, start + 1.0) for rank, start in ((0, 3.0), (1, 7.0))]
+    spans.append(Span(1, "step", "data", 5.0, 6.0))
     report = replace(REPORT, timelines={"single": tuple(reversed(spans))})
     write_html(analyse(report), tmp_path / "report.html", [])
     (((_, (_, drawn)), _),) = Page(tmp_path / "report.html").tables["timeline"]
@@ -463,6 +458,11 @@ def test_spans_that_touch_are_one_block_and_every_rank_has_its_lanes(tmp_path):
 @pytest.fixture(scope="module")
 def drawn():
     return {name: draw(ANALYSIS) for name, draw in figures.FIGURES.items()}
+
+
+def figure_of(name, *rows, **settings):
+    """A figure of a comparison with these rows."""
+    return figures.FIGURES[name](analyse(report_of(*rows, **settings)))
 
 
 def labels(axis):
@@ -561,10 +561,7 @@ def swept():
 def test_the_figure_and_the_table_of_a_sweep(tmp_path):
     analysis = analyse(swept())
     axes, tables = figures.FIGURES["sweep-num-workers.png"](analysis).axes, tables_of(markdown_of(analysis, tmp_path))
-    results = {
-        row.name: [one.result for one in analysis.report.outcomes if one.configuration == row.name]
-        for row in analysis.report.plan
-    }
+    results = {entry.name: entry.row.results for entry in analysis.rows}
     for axis, (header, *lines), method in zip(axes, tables["Sweeps"], ("single", "ddp"), strict=True):
         own = [name for name in results if name.startswith(method)]
         epochs = [[epoch for result in results[name] for epoch in result.epochs[1:]] for name in own]
@@ -607,24 +604,19 @@ def test_the_figure_of_scaling():
 
 def test_the_ideal_line_begins_at_the_devices_of_the_baseline():
     sweep = [(configuration("fsdp", values={"nproc": n}), runs("fsdp", count=n)) for n in (2, 4)]
-    (axis,) = figures.FIGURES["scaling.png"](
-        analyse(report_of((configuration("ddp"), runs("ddp", count=2)), *sweep, baseline="ddp"))
-    ).axes
+    (axis,) = figure_of("scaling.png", (configuration("ddp"), runs("ddp", count=2)), *sweep, baseline="ddp").axes
     (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
     assert [*zip(ideal.get_xdata(), ideal.get_ydata(), strict=True)] == [(1, 0.5), (4, 2.0)]
 
 
 def test_the_figure_of_scaling_speaks_chinese():
-    rows = [
-        (configuration(), runs()),
-        *((configuration("ddp", values={"nproc": n}), runs("ddp", count=n)) for n in (2, 4)),
-    ]
+    rows = [(configuration("ddp", values={"nproc": n}), runs("ddp", count=n)) for n in (2, 4)]
     with speaking("zh"):
-        (axis,) = figures.FIGURES["scaling.png"](analyse(report_of(*rows))).axes
+        (axis,) = figure_of("scaling.png", (configuration(), runs()), *rows).axes
     assert not [label for label in axis.get_legend_handles_labels()[1] if re.search("measured|ideal", label)]
 
 
-def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
+def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster(drawn):
     times = {("lenet", 64): 1.0, ("lenet", 256): 0.5, ("mlp", 64): 1.6, ("mlp", 256): 1.3}
     rows = []
     for (model, size), seconds in times.items():
@@ -648,7 +640,7 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster():
     assert figure.get_suptitle().startswith("Faster than single: “DDP” in 1 of 4 cases\n")
     pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "its baseline " in text]
     assert pays == ["at 256.", "at none of them."]
-    assert figures.FIGURES["map.png"](ANALYSIS) is None
+    assert drawn["map.png"] is None
     others = [(configuration("fsdp", values=row.values, **row.values), made) for row, made in rows[1::2]]
-    one, other = figures.FIGURES["map.png"](analyse(report_of(*rows, *others))).axes  # side by side
+    one, other = figure_of("map.png", *rows, *others).axes  # side by side
     assert one.get_subplotspec().rowspan == other.get_subplotspec().rowspan
