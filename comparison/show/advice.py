@@ -54,9 +54,8 @@ def in_short(analysis: Analysis) -> list[str]:
     for decision, sentences in zip(analysis.decisions, paragraphs, strict=True):
         words, slower = sentences[0], _proved_slower(decision) if decision.kind == "use" else None
         if slower:
-            words = say(
-                "“{row}”, {fast}.", row=decision.best.label, fast=as_fast(decision.ratios[slower.name], slower.label)
-            )
+            fast = as_fast(decision.ratios[slower.name], slower.label)
+            words = say("“{row}”, {fast}.", row=decision.best.label, fast=fast)
         lines.append(words)
     return lines
 
@@ -82,12 +81,8 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
         rows = quoted(entry.label for entry in decision.tied)
         answer.append(sentence(key, rows=rows, row=simplest.label, simplest=most))
     if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
-        longer = [
-            finding_sentence(cause)
-            for cause in best.causes
-            if cause.kind == "start-up" and cause.wording != "takes less"
-        ]
-        answer += [say("Not counted in the speed-up: {parts}.", parts=parts) for parts in longer]
+        longer = [cause for cause in best.causes if cause.kind == "start-up" and cause.wording != "takes less"]
+        answer += [say("Not counted in the speed-up: {parts}.", parts=finding_sentence(cause)) for cause in longer]
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
     if faster := [name for name in decision.ineligible if decision.ratios[name].value < 1]:
@@ -148,11 +143,10 @@ def _times(analysis, decision, entry, other=None):
         what = say("to reach {n:g}% accuracy", n=100 * settings["target_accuracy"])
     elif kind == WHOLE_RUN:
         what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
+    own = significant(means[entry.name])
     if not other:
-        return say("{s} s {what}", s=significant(means[entry.name]), what=what)
-    return say(
-        "{s} s instead of {t} s {what}", s=significant(means[entry.name]), t=significant(means[other.name]), what=what
-    )
+        return say("{s} s {what}", s=own, what=what)
+    return say("{s} s instead of {t} s {what}", s=own, t=significant(means[other.name]), what=what)
 
 
 def _unequal(analysis):

@@ -25,14 +25,15 @@ def before_table(analysis: Analysis) -> Rows:
     not_compared, scripts = say("not compared: they train other numbers of images"), analysis.report.only_scripts
     for pair in analysis.pairs[BEFORE]:
         both = pair.summary, pair.row.summary
-        times = [
-            significant(A_THOUSAND / some.images_per_second) if scripts else cell(some.epoch_seconds, ".2f")
-            for some in both
-        ]
+        if scripts:
+            before, now = (significant(A_THOUSAND / some.images_per_second) for some in both)
+            times = {"Before (s per 1,000 samples)": before, "Now (s per 1,000 samples)": now}
+        else:
+            before, now = (cell(some.epoch_seconds, ".2f") for some in both)
+            times = {"Before (s per epoch)": before, "Now (s per epoch)": now}
         yield {
             "Method": pair.row.label,
-            "Before (s per 1,000 samples)" if scripts else "Before (s per epoch)": times[0],
-            "Now (s per 1,000 samples)" if scripts else "Now (s per epoch)": times[1],
+            **times,
             "Times as fast [95%]": pair.ratio,
             "Result": pair.ratio.words if pair.ratio else not_compared,
             "Now differs in": join("; ", pair.differences),
@@ -176,9 +177,8 @@ def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
 
 
 def _sweep_rows(analysis, sweep):
-    heading = say(
-        "{time} ÷ that at {value} [95%]", time=analysis.report.asked.capital, value=sweep.value(sweep.rows[0])
-    )
+    first = sweep.value(sweep.rows[0])
+    heading = say("{time} ÷ that at {value} [95%]", time=analysis.report.asked.capital, value=first)
     ratios = ["", *map(longer, sweep.ratios)]
     for entry, ratio in zip(sweep.rows, ratios, strict=True):
         numbers = entry.summary

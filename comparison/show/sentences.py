@@ -53,12 +53,10 @@ def _item(item: object) -> str:
 
 def as_fast(ratio: Ratio, base: str = "") -> str:
     """Return e.g. "2.00 times as fast as “DDP” (95% CI 1.90 to 2.10)", without the parts that are unknown."""
-    values = {"x": ratio.value, "i": _interval(ratio), "base": base}
-    return say("{x:.2f} times as fast as “{base}”{i}" if base else "{x:.2f} times as fast{i}", **values)
-
-
-def _interval(ratio):
-    return "" if ratio.low is None else say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high)
+    known = ratio.low is not None
+    interval = say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high) if known else ""
+    template = "{x:.2f} times as fast as “{base}”{i}" if base else "{x:.2f} times as fast{i}"
+    return say(template, x=ratio.value, i=interval, base=base)
 
 
 def efficiency(share: Ratio) -> str:

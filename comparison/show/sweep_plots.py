@@ -40,12 +40,8 @@ def draw_sweep(analysis: Analysis, name: str):
         axis.bar(values, times - data, bottom=data, label=rest, yerr=bounds, color="#BBBBBB")
         axis.grid(visible=False, axis="x")
         title = [series_name((entry.row for entry in sweep.rows), name), fastest_value(analysis, sweep)]
-        axis.set(
-            xlabel=render(SWEEPS[name].lower()),
-            ylabel=render(say("time per image (µs)")),
-            ylim=(0, None),
-            title=render(join("\n", title)),
-        )
+        axis.set(xlabel=render(SWEEPS[name].lower()), ylabel=render(say("time per image (µs)")), ylim=(0, None))
+        axis.set_title(render(join("\n", title)))
     finding = say("Time per image, by {what}", what=SWEEPS[name].lower())
     return finish(figure, analysis, finding, say("\nwhiskers: fastest and slowest epoch"), ncols=2)
 
