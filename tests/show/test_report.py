@@ -52,6 +52,7 @@ from tests.reports import (
 ONE_EPOCH = report_of((configuration(), runs(seconds=(2.0,), first=8.0, epochs=1)), repeats=1, epochs=1)
 RANKS = [(configuration("ddp", values={"nproc": count}), runs("ddp", count=count)) for count in (1, 2)]
 SKIPPED = (configuration("mp", skip="needs 2 GPUs, found 1"), [])
+SIMULATED = (configuration("dp"), runs("dp", simulated=True))
 
 
 def main_table(report, tablefmt="simple"):
@@ -62,13 +63,8 @@ def main_table(report, tablefmt="simple"):
 
 
 def test_rows_without_numbers_say_why():
-    report = report_of(
-        SINGLE,
-        DDP,
-        (configuration("dp"), runs("dp", simulated=True)),
-        SKIPPED,
-        (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))]),
-    )
+    accelerate = (configuration("accelerate"), ["failed", *runs(seconds=(2.0, 2.1))])
+    report = report_of(SINGLE, DDP, SIMULATED, SKIPPED, accelerate)
     mp, accelerate = cells(main_table(report))[3:]
     assert "|".join(mp) == "MP|synthetic-mnist|–|–|–|–|0|–|–|–|–|–|–|skipped"
     assert accelerate[6] == "2" and accelerate[-1] == "1 of 3 runs failed; undecided"
@@ -115,17 +111,16 @@ def test_the_digits_of_an_accuracy_follow_its_standard_deviation(accuracies, tex
 
 
 def test_all_speed_ups_together_have_a_confidence_of_95_percent():
-    report = report_of(
-        SINGLE, *((configuration("ddp", f"ddp-{number}"), runs("ddp", (1.0, 1.02, 1.05))) for number in range(4))
-    )
+    others = [(configuration("ddp", f"ddp-{number}"), runs("ddp", (1.0, 1.02, 1.05))) for number in range(4)]
+    report = report_of(SINGLE, *others)
     among_four, (alone,) = analyse(report).rows[1].standing.speed_up, ratios(block_times(report.rows), 0, [1])
     assert among_four == ratios(block_times(report.rows), 0, [1, 2, 3, 4])[0]
     assert among_four.low < alone.low and among_four.high > alone.high
-    families = [
-        (configuration(method, values={"num_workers": workers}, num_workers=workers), runs(method, seconds, **used))
-        for workers, used in ((workers, {"workers_per_process": workers}) for workers in (0, 2))
-        for method, seconds in (("single", (2.0, 2.02, 1.98)), ("ddp", (1.0, 1.02, 1.05)))
-    ]
+    families = []
+    for workers in (0, 2):
+        for method, seconds in (("single", (2.0, 2.02, 1.98)), ("ddp", (1.0, 1.02, 1.05))):
+            planned = configuration(method, values={"num_workers": workers}, num_workers=workers)
+            families.append((planned, runs(method, seconds, workers_per_process=workers)))
     report = report_of(*families)  # each of two baselines gets half of the error
     assert analyse(report).rows[1].standing.speed_up == ratios(block_times(report.rows), 0, [1], 0.975)[0]
 
@@ -165,9 +160,6 @@ def test_the_title_names_what_was_trained():
         "global batch 100, 3 epochs of 200 steps, 3 runs each"
     )
     assert "WEAK SCALING: batch 100 per device" in report_of(SINGLE, scaling="weak").title
-
-
-SIMULATED = (configuration("dp"), runs("dp", simulated=True))
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ def two(seconds=FAST, **values):
     return runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=50, **values)
 
 
+def with_workers(number, seconds, **values):
+    """A row of a sweep of workers."""
+    planned = configuration(values={"num_workers": number}, num_workers=number)
+    return planned, runs(seconds=seconds, workers_per_process=number, **values)
+
+
 def verdict(report):
     return words.verdict(analyse(report))
 
@@ -124,10 +130,7 @@ def test_what_the_resident_loader_would_save():
 
 
 def test_waiting_for_data_with_a_measured_remedy():
-    report = report_of(
-        (configuration(values={"num_workers": 0}), runs("single", SLOW, phases=WAITS)),
-        (configuration(values={"num_workers": 2}, num_workers=2), runs("single", FAST, workers_per_process=2)),
-    )
+    report = report_of(with_workers(0, SLOW, phases=WAITS), with_workers(2, FAST))
     assert kinds(report, 0) == ["waiting for data"] and kinds(report, 1) == []
     assert "with 2 workers instead of 0, a step takes 64.5 ms" in sentence(report, 0)
     (swept,) = [text for text in verdict(report) if text.startswith("Sweep of workers, “SINGLE”: fastest at 2, 1,0")]
@@ -176,11 +179,9 @@ def test_scatter_replicate_gather():
 
 def stages_of(seconds, stages, forward, micro_batches, **values):
     """A row of model parallelism with the milliseconds of its two stages and of the whole forward pass."""
-    times = {"method_milliseconds": dict(zip(("stage 0", "stage 1"), stages, strict=True))}
-    config = {**runs()[0].config, "micro_batches": micro_batches}
-    return configuration("mp"), runs(
-        "mp", seconds, phases=(1.0, 0.5, forward, 40.0, 3.0), config=config, **times, **values
-    )
+    values |= {"method_milliseconds": {"stage 0": stages[0], "stage 1": stages[1]}}
+    values |= {"config": {**runs()[0].config, "micro_batches": micro_batches}}
+    return configuration("mp"), runs("mp", seconds, phases=(1.0, 0.5, forward, 40.0, 3.0), **values)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +195,8 @@ def stages_of(seconds, stages, forward, micro_batches, **values):
     ],
 )
 def test_an_idle_stage(micro_batches, simulated, stages, forward, idle, ideal):
-    report = report_of(
-        SINGLE, stages_of(SLOW, stages, forward, micro_batches, count=1 if simulated else 2, simulated=simulated)
-    )
+    count = 1 if simulated else 2
+    report = report_of(SINGLE, stages_of(SLOW, stages, forward, micro_batches, count=count, simulated=simulated))
     assert kinds(report) == ["idle stage"]
     assert f"idles {idle} of the time" in sentence(report) and f"ideally {ideal}" in sentence(report)
     assert ("computed, not measured" in sentence(report)) == simulated
@@ -249,10 +249,7 @@ def test_nothing_is_tied_without_an_interval(count):
     "times", [{1: (8.0,), 2: (4.0,), 4: (2.0,)}, {1: (8.0, 8.1, 7.9), 2: (4.0,), 4: (2.0, 2.1, 1.9)}]
 )
 def test_a_sweep_with_a_single_run_of_a_value_has_no_fastest_one(times):
-    rows = [
-        (configuration(values={"num_workers": n}, num_workers=n), runs(seconds=seconds, workers_per_process=n))
-        for n, seconds in times.items()
-    ]
+    rows = [with_workers(n, seconds) for n, seconds in times.items()]
     swept = [text for text in verdict(report_of(*rows)) if text.startswith("Sweep")]
     assert swept == ["Sweep of workers, “SINGLE”: too few runs to tell the fastest."]
 
@@ -345,9 +342,8 @@ def test_a_disturbance_of_many_rows_is_one_sentence():
 def test_disturbed_rows_without_a_speed_up_are_marked():
     simulated = (configuration("dp"), runs("dp", simulated=True))
     silent = (configuration("ddp-no-sync", per_device_batch_size=50), two(FAST))
-    report = report_of(
-        SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49))), foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5}
-    )
+    rows = SINGLE, simulated, silent, (ddp(), two((1.5, 1.51, 1.49)))
+    report = report_of(*rows, foreign_cores={"dp": 0.5, "ddp-no-sync": 0.5})
     words = [entry.result for entry in analyse(report).rows]
     assert words == ["baseline", "simulated; disturbed", "disturbed", "faster"]
     assert kinds(report) == []  # the cost of the exchange is unknown
@@ -404,10 +400,8 @@ def test_rows_with_matching_weights_are_counted():
     checks = {"single": Equivalence(0.0, "ok", ""), "ddp": Equivalence(1e-8, "ok", "")}
     other = (configuration("dp"), runs("dp"))
     some = report_of(SINGLE, DDP, other, equivalence={**checks, "dp": Equivalence(0.1, "failed", "")})
-    for report, counted in (
-        (report_of(SINGLE, DDP, equivalence=checks), "1 of 1 other row"),
-        (some, "1 of 2 other rows"),
-    ):
+    every = report_of(SINGLE, DDP, equivalence=checks)
+    for report, counted in ((every, "1 of 1 other row"), (some, "1 of 2 other rows")):
         found = [text for text in words.answers(analyse(report)) if text.startswith("Weights after 20 steps")]
         assert len(found) == 1 and f" one device's within 1.0e-08 in {counted}." in found[0]
 
