@@ -111,9 +111,8 @@ def test_there_is_no_projection_if_a_step_did_not_fit_into_memory():
     report = report_of(row_of("single"), project=["2", "4"], probe={**LINK, "steps": LINK["steps"][1:]})
     assert analyse(report).projection.points == () and "did not fit into memory" in sentences(analyse(report))
     for scaling, points in (("strong", 0), ("weak", 3)):  # four devices, each with a quarter, which was not measured
-        report = report_of(
-            row_of("single"), project=["2", "4"], probe={**LINK, "steps": LINK["steps"][:2]}, scaling=scaling
-        )
+        probe = {**LINK, "steps": LINK["steps"][:2]}
+        report = report_of(row_of("single"), project=["2", "4"], probe=probe, scaling=scaling)
         assert len(analyse(report).projection.points) == points
 
 

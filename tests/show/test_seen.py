@@ -114,7 +114,7 @@ def tables(markdown):
 
 
 def by_name(rows):
-    return {row.get("Method", row.get("method", "")).lower(): row for row in rows}
+    return {row["Method"].lower(): row for row in rows}
 
 
 # ---- tables
@@ -397,9 +397,8 @@ def test_the_answers_times_and_phases_of_the_page(page):
     assert [name.lower() for (name, _), *_ in rows] == by_time and shows(ends[1:], most)
     for name, (_, (_, drawn), (mean, _)) in zip(by_time, rows, strict=True):
         shows(mean, SECONDS[name])
-        every = sorted(
-            (epoch.train_seconds, run.block, epoch.epoch) for run in RUNS[name] for epoch in run.result.epochs[1:]
-        )
+        timed = [(epoch, run.block) for run in RUNS[name] for epoch in run.result.epochs[1:]]
+        every = sorted((epoch.train_seconds, block, epoch.epoch) for epoch, block in timed)
         assert [dot["data-at"] for dot in drawn[:-1]] == [f"{block} {epoch} {time:.3f}" for time, block, epoch in every]
         times = [*(time for time, *_ in every), SECONDS[name]]
         assert percents(drawn) == pytest.approx([100 * time / most for time in times], abs=0.01)
