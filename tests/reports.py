@@ -287,10 +287,8 @@ def unlike(**settings) -> Report:
 
         warm_up = 1.5 if number == 1 else 1.0
         kept = tuple(of_rank(busy * warm_up) for busy in (1.0, 1.1)[:ranks])
-        losses, accuracy = (
-            (about(2.0 / number), about(1.0 / number)),
-            about((0.5, 0.95, 0.8)[number - 1], 0.003 if number == 3 else 0.03),
-        )
+        losses = about(2.0 / number), about(1.0 / number)
+        accuracy = about((0.5, 0.95, 0.8)[number - 1], 0.003 if number == 3 else 0.03)
         times = kept[-1].train_seconds, about(0.1)
         return EpochRecord(number, *times, 1000, STEPS, *losses, accuracy, kept[-1].phases, kept)
 

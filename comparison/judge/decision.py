@@ -171,12 +171,12 @@ def _faster_later(
     eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures, wall_time: WallTime
 ) -> tuple[RowAnalysis | None, int]:
     """Return the row that overtakes `best` after the fewest epochs, from start to exit, and that number of epochs."""
-    per_epoch, whole = measures.per_epoch, wall_time
+    per_epoch = measures.per_epoch
     others = [entry for entry in eligible if entry is not best]
     ratios = per_epoch.times.ratios(best.name, [entry.name for entry in others], wall_time.times.confidence)
     found: list[tuple[int, RowAnalysis]] = []
     for entry, ratio in zip(others, ratios, strict=True):
-        extra = whole.means[entry.name] - whole.means[best.name]
+        extra = wall_time.means[entry.name] - wall_time.means[best.name]
         if ratio.words == FASTER and extra > 0:
             saved = per_epoch.means[best.name] - per_epoch.means[entry.name]
             found.append((len(entry.row.results[0].epochs) + math.ceil(extra / saved), entry))

@@ -111,11 +111,8 @@ def test_times_are_doubted_from_a_threshold_on(spread, first, last, kinds):
     found = unsteadiness(row_of(*(make_result(seconds=own) for own in seconds)))
     assert [one.kind for one in found] == kinds
     for odd in (one.values["epochs"] for one in found if one.kind == "stalled"):
-        assert (
-            odd.kind == "odd epoch"
-            and odd.values["n"] == (3,)
-            and odd.values["s"][0] / odd.values["m"] == pytest.approx(last)
-        )
+        assert odd.kind == "odd epoch" and odd.values["n"] == (3,)
+        assert odd.values["s"][0] / odd.values["m"] == pytest.approx(last)
 
 
 def test_warnings_of_dependent_blocks_and_two_modes():

@@ -144,9 +144,8 @@ def test_columns_with_fewer_than_two_common_blocks_have_no_interval():
     times = table(columns=3, noise=0.01) * [1.0, 1.0, 1.5]
     times[:3, 1] = np.nan
     alone, other = ratios(times, 0, [1, 2])
-    assert alone == Ratio(
-        pytest.approx(times[3, 0] / times[3, 1], rel=0.02)
-    )  # the third column shows the effects of the blocks
+    # The third column shows the effects of the blocks.
+    assert alone == Ratio(pytest.approx(times[3, 0] / times[3, 1], rel=0.02))
     assert other.words == SLOWER and other.value == pytest.approx(stats.gmean(times[:, 0] / times[:, 2]))
 
 

@@ -14,7 +14,7 @@ from comparison.judge.ranks import critical_rank, mean_phases, mean_ranks, queue
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
-from tests.reports import STEP_MS, configuration, each_epoch, make_result, rank, report_of, run, runs
+from tests.reports import STEP_MS, configuration, each_epoch, halves, make_result, rank, report_of, run, runs
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
 FIGURES = Path(__file__).parents[2] / "figures"
@@ -174,8 +174,7 @@ def test_blocks_are_paired_without_failed_runs():
 
 @pytest.mark.parametrize("disturbed", ["single", "ddp"])
 def test_a_disturbed_row_or_baseline_has_no_account(disturbed):
-    halves = {name: value / 2 for name, value in STEP_MS.items()}
-    rows = (configuration(), [run(rank(STEP_MS))] * 2), (configuration("ddp"), [run(*[rank(halves)] * 2)] * 2)
+    rows = (configuration(), [run(rank(STEP_MS))] * 2), (configuration("ddp"), [run(*[rank(halves())] * 2)] * 2)
     assert analyse(report_of(*rows)).rows[1].accounts.steps
     report = report_of(*rows, foreign_cores={disturbed: 1.0})
     assert analyse(report).rows[1].accounts.steps is None
