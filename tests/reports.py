@@ -361,9 +361,10 @@ OWN_PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=
 def script(name, milliseconds, samples=100, **values):
     """A row of three runs with this step time, in slices of 10, 20, 30 and 40 steps."""
 
+    values = {"global_batch_size": samples, **values, "config": {**OWN, **values.get("config", {})}}
+
     def run(factor):
-        values_of = {"config": {**OWN, **values.pop("config", {})}, "global_batch_size": samples, **values}
-        result = make_result("script", (1.0,) * 4, phases=OWN_PHASES, class_accuracy=None, **values_of)
+        result = make_result("script", (1.0,) * 4, phases=OWN_PHASES, class_accuracy=None, **values)
         unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
 
         def slice_of(steps):
