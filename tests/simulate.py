@@ -38,6 +38,7 @@ from comparison.outcomes import Outcome  # noqa: E402
 from comparison.record import Report  # noqa: E402
 from comparison.results_file import read_results  # noqa: E402
 from comparison.run.launch import GRACE  # noqa: E402
+from comparison.run.scripts import SLICES  # noqa: E402
 from tests.reports import each_epoch  # noqa: E402
 from tests.simulated_machine import GIB, LOOK_EVERY, STARTUP, Event, Fate, Load, Machine, Training  # noqa: E402
 
@@ -284,7 +285,7 @@ def check_outcome(play: Play, run: Outcome, training: Training) -> None:
         play.found.unless(fine, f"stopped after {run.wall_seconds} s: {training}")
     if run.status == "ok":
         times = [epoch.train_seconds / (epoch.steps if training.is_script else 1) for epoch in run.result.epochs]
-        true = 5 * [fate.step_seconds] if training.is_script else fate.seconds
+        true = (1 + SLICES) * [fate.step_seconds] if training.is_script else fate.seconds
         fine = len(times) == len(true) and all(map(math.isclose, times, true))
         play.found.unless(fine, f"times {times}: {training}")
         check_foreign(play, run, training)

@@ -192,9 +192,8 @@ def _mean_step(analysis, entry, most=None):
     steps = entry.accounts.steps
     if not steps:
         return machine
-    total, parts, whose = steps.total, _clauses(entry, "step", most), ""
-    if several_baselines(analysis):
-        whose = say(" from {base}", base=quoted([entry.standing.baseline.label]))
+    total, parts = steps.total, _clauses(entry, "step", most)
+    whose = say(" from {base}", base=quoted([entry.standing.baseline.label])) if several_baselines(analysis) else ""
     key = "longer step" if total.value > 0 else "shorter step"
     key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
@@ -204,8 +203,7 @@ def _mean_step(analysis, entry, most=None):
         unknown = say("the remaining {x:+.1f} ms cannot be attributed", x=rest)
         parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
         if entry.unproved:
-            largest = finding_sentence(entry.unproved)
-            parts = say("{parts} (perhaps {largest})", parts=parts, largest=largest)
+            parts = say("{parts} (perhaps {largest})", parts=parts, largest=finding_sentence(entry.unproved))
     return [*machine, sentence(key, s=steps.value, total=total, whose=whose, e=steps.expected, parts=parts)]
 
 
