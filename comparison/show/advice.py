@@ -267,7 +267,7 @@ def _causes_to_prove(analysis):
     for remedy in find_remedies(analysis):
         entry = rows[remedy.row.name]
         slower = entry.accounts.steps.total.value if entry.accounts.steps else 0.0
-        reported = any(cause.kind == remedy.cause for cause in entry.causes)
+        reported = any(cause and cause.kind == remedy.cause for cause in (*entry.causes, entry.unproved))
         if reported and remedy.predicted.value >= LARGE * slower:
             causes[entry.name] = remedy.cause
     return causes

@@ -9,6 +9,7 @@ from comparison.judge.analysis import analyse
 from comparison.judge.ranks import find_straggler, mean_ranks, rank_means
 from comparison.judge.summaries import Finding
 from comparison.outcomes import CardUse
+from comparison.show.advice import next_step
 from comparison.show.detail_tables import account_tables, rank_table
 from comparison.show.sentences import finding_sentence
 from comparison.show.verdict import verdict
@@ -112,6 +113,18 @@ def test_the_largest_of_the_parts_that_are_not_significant_is_named(update, told
     named = verdict_for((1.0, 5.0), (8.0, -2.0), (5.0, 1.0))
     assert f"{told} (perhaps 4.7 ± " in named and " ms more exchanging gradients)." in named
     assert f"{told}." in verdict_for((1.0, 2.0), (3.0, 1.0), (2.0, 3.0))  # none is most of the 6 ms
+
+
+def test_a_part_that_only_seems_to_be_the_cause_is_worth_a_proof():
+    """Its interval includes 0 together with those of all accounts, but not alone, as --prove would test it."""
+    shares = ((4.2, -2.0), (4.8, 3.0), (5.5, 1.0))
+    phases = [halves(exchange=x, forward=5 + y, backward=16 - x - y) for x, y in shares]
+    report = report_of(single(), row("ddp", [run(*[rank(own)] * 2) for own in phases]))
+    longer = [
+        replace(run, wall_seconds=run.wall_seconds * (1 + (run.configuration == "ddp"))) for run in report.outcomes
+    ]
+    (words,) = next_step(analyse(replace(report, outcomes=tuple(longer))))
+    assert words.startswith("Next: add --prove to test whether “exchange” is what slows “DDP”")
 
 
 def test_the_noisier_of_two_rows_is_named():
