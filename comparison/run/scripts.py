@@ -29,9 +29,9 @@ from comparison.run.turns import Run, own_seconds
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that every Python process imports its sitecustomize
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may never make a step
-# Timed slices of a run: few, as launches of one command differ more (standard deviation 6 to 9%) than the slices of a
-# launch (4%; four slices of 1 s in launches of 8 to 12 s). More launches narrow the interval faster than more slices
-# (T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013).
+# Timed slices of a run: the square root of (cost of a launch ÷ that of a slice) x (variance between slices ÷ that
+# between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. The former is about
+# 5, the standard deviations 7% and 5% (figures/own-script/results.json).
 SLICES = 3
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
