@@ -96,10 +96,9 @@ def unproved_part(case: Case) -> Finding | None:
     steps = case.accounts.steps
     if not steps or not steps.total.proved:
         return None
-    sign = math.copysign(1.0, steps.total.value)
     rest = steps.total.value - sum(part.value for part in steps.proved)
+    sign, least = math.copysign(1.0, rest), max(MOSTLY * abs(rest), WORTH * steps.value)
     largest = max((part for part in steps.parts if not part.proved), key=lambda part: sign * part.value, default=None)
-    least = max(MOSTLY * sign * rest, WORTH * steps.value)
     return _part_of_step(case, largest, None) if largest and sign * largest.value >= least else None
 
 
