@@ -36,7 +36,7 @@ class Costs:
 class RowAnalysis:
     """Everything derived from one row. result: the outcome in words.
 
-    unproved: a part of its step's difference that is not significant, although larger than all parts that are not.
+    unproved: the part that is most of what the proved parts leave of its step's difference, if there is one.
     memory_ratio: its peak memory ÷ the baseline's; None if it has no speed-up over another row either.
     """
 

@@ -30,8 +30,8 @@ OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that every Pytho
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may never make a step
 # Timed slices of a run: the square root of (cost of a launch ÷ that of a slice) x (variance between slices ÷ that
-# between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. The former is about
-# 5, the standard deviations 7% and 5% (figures/own-script/results.json).
+# between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. In
+# figures/own-script/results.json, the costs have a ratio of 6, and the standard deviations are 7% and 5%: 3 to 4.
 SLICES = 3
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
