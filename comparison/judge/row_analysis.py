@@ -36,7 +36,7 @@ class Costs:
 class RowAnalysis:
     """Everything derived from one row. result: the outcome in words.
 
-    unproved: the part that is most of what the proved parts leave of its step's difference, if there is one.
+    unproved: the largest part of its step's difference, if it is not proved, but most of what the proved parts leave.
     memory_ratio: its peak memory ÷ the baseline's; None if it has no speed-up over another row either.
     """
 

@@ -92,14 +92,15 @@ def parts_of_steps(case: Case) -> Iterator[Finding]:
 
 
 def unproved_part(case: Case) -> Finding | None:
-    """The largest part that is not proved, if it is most of what the proved parts leave of the step's difference."""
+    """The largest part of a step's proved difference, if it is not proved, but most of what the proved parts leave."""
     steps = case.accounts.steps
     if not steps or not steps.total.proved:
         return None
+    sign = math.copysign(1.0, steps.total.value)
+    largest = max(steps.parts, key=lambda part: sign * part.value)
     rest = steps.total.value - sum(part.value for part in steps.proved)
-    sign, least = math.copysign(1.0, rest), max(MOSTLY * abs(rest), WORTH * steps.value)
-    largest = max((part for part in steps.parts if not part.proved), key=lambda part: sign * part.value, default=None)
-    return _part_of_step(case, largest, None) if largest and sign * largest.value >= least else None
+    least = max(MOSTLY * abs(rest), WORTH * steps.value)
+    return _part_of_step(case, largest, None) if not largest.proved and sign * largest.value >= least else None
 
 
 def _is_of(straggler: Straggler | None, part: Excess) -> bool:

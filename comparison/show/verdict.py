@@ -192,7 +192,7 @@ def _mean_step(analysis, entry, most=None):
     steps = entry.accounts.steps
     if not steps:
         return machine
-    total, parts = steps.total, _clauses(entry, "step", most)
+    total, parts = steps.total, _clauses(entry, "step", most and (1 if entry.unproved else most))
     whose = say(" from {base}", base=quoted([entry.standing.baseline.label])) if several_baselines(analysis) else ""
     key = "longer step" if total.value > 0 else "shorter step"
     key += " of as many devices" if entry.standing.devices == 1 else ""
