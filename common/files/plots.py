@@ -110,7 +110,7 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     accuracy_axis.set(ylabel="test accuracy (%)")
     for axis in (loss_axis, accuracy_axis):
         axis.set_xlabel("epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     devices, last = f"{len(result.devices)} × {result.devices[0]}", result.epochs[-1]
     title = f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
     title += f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"

@@ -15,6 +15,7 @@ from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.judge.steps import paired
+from comparison.judge.summaries import successful_runs
 from comparison.methods import METHODS, Look, method_of
 from comparison.show.sentences import mebibytes
 from comparison.words import count, join, render, say
@@ -147,7 +148,8 @@ def draw_curves(analysis: Analysis):
     timed = [entry for entry in done if not entry.row.simulated]
     if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):
         return None
-    accuracies = [100 * _epochs(entry.row, "test_accuracy") for entry in done]
+    common = set.intersection(*({run.block for run, _ in successful_runs(entry.row)} for entry in done))
+    accuracies = [100 * _epochs(entry.row, "test_accuracy", common) for entry in done]
     apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))
     figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
     for entry, points in zip(done, accuracies, strict=True):
@@ -157,13 +159,14 @@ def draw_curves(analysis: Analysis):
         for axis in over_epochs:
             axis.plot(range(1, 1 + len(points)), points, **style)
         if entry in timed:
-            over_time.plot(_epochs(entry.row, "train_seconds").cumsum(), points, **style)
+            over_time.plot(_epochs(entry.row, "train_seconds", common).cumsum(), points, **style)
     for axis in over_epochs:
         axis.set(xlabel=render("epoch"), ylabel=render(say("test accuracy (%)")))
-        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     over_time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
     finding = curves_finding(done if apart else timed)
-    return finish(figure, analysis, finding, say("; mean of the runs"), ncols=2, handlelength=4)
+    runs = say("; mean of the runs with the same seeds" if analysis.report.stopped_rows else "; mean of the runs")
+    return finish(figure, analysis, finding, runs, ncols=2, handlelength=4)
 
 
 def curves_finding(entries: Sequence[RowAnalysis]) -> str:
@@ -183,9 +186,9 @@ def curves_finding(entries: Sequence[RowAnalysis]) -> str:
     return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
 
 
-def _epochs(row, name):
-    """The mean of an attribute over the runs, for each epoch that all runs have."""
-    epochs = zip(*(result.epochs for result in row.results), strict=False)
+def _epochs(row, name, blocks):
+    """The mean of an attribute over the runs in these blocks, or over all, for each epoch that all of them have."""
+    epochs = zip(*(own.epochs for run, own in successful_runs(row) if run.block in blocks or not blocks), strict=False)
     return np.array([statistics.fmean(getattr(record, name) for record in records) for records in epochs])
 
 

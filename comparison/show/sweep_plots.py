@@ -87,7 +87,7 @@ def draw_scaling(analysis: Analysis):
     finding = speed_up_finding([entry for entry in analysis.done if entry.standing.speed_up])
     axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
     axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave the axes
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return finish(figure, analysis, finding, ncols=2)
 
 

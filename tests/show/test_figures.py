@@ -123,9 +123,15 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
         assert plots.curves_finding(analyse(compared).done) == finding
 
 
+def test_accuracies_are_drawn_for_the_runs_with_the_same_seeds():
+    axes = drawn("curves", learned("single", 0.70, 0.80), learned("ddp", 0.73)).axes
+    single, ddp = axes[0].get_lines()
+    assert single.get_ydata() == pytest.approx([60, 70]) and ddp.get_ydata() == pytest.approx([60, 73])
+
+
 @pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])
 def test_accuracy_is_drawn_over_epochs_only_if_rows_differ_by_more_than_a_point(apart, axes):
-    others = learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70)
+    others = learned("ddp", 0.70 + 2 * apart, 0.70), learned("dp", 0.70, 0.70)
     panels = drawn("curves", learned("single", 0.70, 0.70), *others).axes
     assert [axis.get_xlabel() for axis in panels] == axes
     for axis in panels:

@@ -294,6 +294,9 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
     shows(title, 3, 100 * result.epochs[-1].test_accuracy)
     plots.draw_curves(RESULTS["dp"][0], "")
     assert shown[1].get_suptitle().endswith(", dp, 1 × cpu\nSIMULATED: 2 replicas")
+    plots.draw_curves(replace(result, epochs=result.epochs[:1]), "")
+    shown[2].canvas.draw()
+    assert all(tick == round(tick) for axis in shown[2].axes for tick in axis.get_xticks())
 
 
 # ---- files
