@@ -5,8 +5,8 @@
 Run it in the directory of the scripts. For each command and seed, it compares the script, the same again, the same with
 an update or a loader that takes 5% of a step longer, and for several ranks the same with one rank whose update takes
 10% longer, as with --margin 3 and --budget 10m. The delays are planted before the script's first line; their length
-comes from a run before. Writes the verdict on each row to --output, and keeps the results of other scripts there.
-Comparisons disturbed by another program are left out.
+comes from a run before. Writes the verdict on each row to --output, and keeps the results of other scripts and budgets
+there. Comparisons disturbed by another program are left out.
 """
 
 import json
@@ -22,6 +22,7 @@ from common.errors import FAILED, SuiteError
 from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
+from common.settings.arguments import positive_float
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.judge.steps import step_time
 from comparison.methods import Machine
@@ -33,7 +34,7 @@ from comparison.rows import Configuration
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.turns import run_whole
 
-MARGIN, BUDGET = 0.03, 600.0  # the former as in --margin, the latter in seconds
+MARGIN = 0.03  # --margin 3
 SHARES = {"update": 0.05, "data": 0.05, "straggler": 0.10}
 PLANTED = {
     "update": "from torch.optim.optimizer import register_optimizer_step_pre_hook as hook\nhook(lambda *_: sleep(S))",
@@ -49,14 +50,15 @@ RUN += "runpy.run_path(sys.argv[0], run_name='__main__')"
 class Comparison:
     """The outcome of one comparison.
 
-    blocks: that ran. step: milliseconds of the plain script. planted, found: true and measured milliseconds of each
-    planted row. told_apart: whether the equal row was called faster or slower. slower: planted rows proved to be
-    slower. causes: the first cause named for each planted row.
+    budget: in seconds. blocks: that ran. step: milliseconds of the plain script. planted, found: true and measured
+    milliseconds of each planted row. told_apart: whether the equal row was called faster or slower. slower: planted
+    rows proved to be slower. causes: the first cause named for each planted row.
     """
 
     script: str
     command: str
     seed: int
+    budget: float
     blocks: int
     cpu: str
     step: float
@@ -76,16 +78,16 @@ def planted_row(row: Configuration, kind: str, seconds: float, directory: Path) 
     return replace(row, name=f"{row.name}-{kind}", label=f"slow {kind}", command=command)
 
 
-def compare(text: str, seed: int) -> Comparison | None:
-    """Run one comparison. None if another program disturbed it."""
+def compare(text: str, seed: int, budget: float) -> Comparison | None:
+    """Run one comparison. budget: in seconds. None if another program disturbed it."""
     with temporary_directory() as directory:
-        return _compare(text, seed, Path(directory))
+        return _compare(text, seed, budget, Path(directory))
 
 
-def _compare(text, seed, directory):
+def _compare(text, seed, budget, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
     settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "seed": 1000 * seed}
-    settings |= {"margin": MARGIN, "budget": BUDGET}
+    settings |= {"margin": MARGIN, "budget": budget}
     outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment))
     if outcome.result is None:
         raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
@@ -111,6 +113,7 @@ def _compare(text, seed, directory):
         plain.label,
         shlex.join(plain.command),
         seed,
+        budget,
         len(analysis.report.whole_blocks),
         environment["cpu"],
         step.whole,
@@ -136,27 +139,31 @@ def scores(comparisons: list[Comparison]) -> dict:
 
 def table(results: dict) -> str:
     rows = []
-    for name, cpu in dict.fromkeys((entry["script"], entry["cpu"]) for entry in results["comparisons"]):
-        own = [entry for entry in results["comparisons"] if (entry["script"], entry["cpu"]) == (name, cpu)]
+    keys = ("script", "cpu", "budget")
+    for group in dict.fromkeys(tuple(entry[key] for key in keys) for entry in results["comparisons"]):
+        own = [entry for entry in results["comparisons"] if tuple(entry[key] for key in keys) == group]
         planted = [(entry, kind) for entry in own for kind in entry["causes"]]
         step = f"{sum(entry['step'] for entry in own) / len(own):.1f}"
         told_apart = f"{sum(entry['told_apart'] for entry in own)} of {len(own)}"
         slower = f"{sum(kind in entry['slower'] for entry, kind in planted)} of {len(planted)}"
         named = f"{sum(entry['causes'][kind] == kind for entry, kind in planted)} of {len(planted)}"
-        rows.append((name, cpu, step, told_apart, slower, named))
-    return as_table("Script | CPU | Step (ms) | Equal rows told apart | Planted: slower | named first", rows)
+        name, cpu, budget = group
+        rows.append((name, cpu, step, f"{budget / 60:g}", told_apart, slower, named))
+    return as_table(
+        "Script | CPU | Step (ms) | Budget (min) | Equal rows told apart | Planted: slower | named first", rows
+    )
 
 
 def measured(runs: Runs) -> dict:
-    """Return the results of these scripts, and those of other scripts in --output."""
+    """Return the results of these scripts, and those of other scripts and budgets in --output."""
     given, cases = runs.arguments, {}
     for seed in given.seeds:
-        cases |= {f"{text}, seed {seed}": partial(compare, text, seed) for text in given.scripts}
+        cases |= {f"{text}, seed {seed}": partial(compare, text, seed, 60 * given.budget) for text in given.scripts}
     found = list(runs.each(cases).values())
     if runs.output.exists():
         earlier = json.loads(runs.output.read_text(encoding="utf-8"))
-        measured_now = {entry["script"] for entry in found}
-        found = [entry for entry in earlier["comparisons"] if entry["script"] not in measured_now] + found
+        now = {(entry["script"], entry["budget"]) for entry in found}
+        found = [entry for entry in earlier["comparisons"] if (entry["script"], entry["budget"]) not in now] + found
     comparisons = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in found]
     return {"comparisons": list(map(asdict, comparisons)), "scores": scores(comparisons)}
 
@@ -164,6 +171,7 @@ def measured(runs: Runs) -> dict:
 def main() -> None:
     parser = benchmark_parser(__doc__, timeout=1800)
     parser.add_argument("scripts", type=parse_script, nargs="+", metavar="NAME=COMMAND")
+    parser.add_argument("--budget", type=positive_float, default=10.0, metavar="MINUTES", help="(10)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], metavar="N", help="(1 2)")
     benchmark(parser.parse_args(), measured, table)
 
