@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,7 +29,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
-    parser.add_argument("--json", action="store_true", help="print everything about this machine alone, as JSON")
+    known = "whose files are examined (all)"
+    parser.add_argument("--dataset", dest="datasets", action="append", metavar="NAME", help=known)
+    what = "print everything about this machine alone, as JSON, but do not import torchvision, which takes a second"
+    parser.add_argument("--json", action="store_true", help=what)
     return parser.parse_args()
 
 
@@ -67,17 +70,24 @@ def failed(name: str, error: SuiteError) -> Check:
 
 
 def check_all(
-    data_root: Path, output_dir: Path, device: str = "auto", alone: bool = True
+    data_root: Path,
+    output_dir: Path,
+    device: str = "auto",
+    alone: bool = True,
+    datasets: Sequence[str] | None = None,
+    torchvision: bool = True,
 ) -> tuple[list[Check], dict | None]:
     """Return all checks, and describe_environment(), or None if `--device` cannot train.
 
-    alone: whether this process checks all GPUs. Otherwise it is a rank, and the ranks check them together.
+    alone: whether this process checks all GPUs. Otherwise it is a rank, and the ranks check them together. datasets: by
+    name; None for all. torchvision: whether to import it.
     """
     advice = f"install {'.'.join(map(str, LEAST_PYTHON))} or newer"
     checks = [bad_if(sys.version_info < LEAST_PYTHON, "Python", f"Python {platform.python_version()}", advice)]
     environment, name = None, "torch"
     try:
-        require_torchvision()
+        if torchvision:
+            require_torchvision()
         name = "GPUs"
         devices = available_devices(device)
         if alone and len(devices) > 1 and (broken := broken_exchange(devices)):  # before this process uses a GPU
@@ -89,7 +99,7 @@ def check_all(
             check_convolution(one)
         environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
-        checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root)]
+        checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root, datasets)]
     except SuiteError as error:
         checks.append(failed(name, error))
     cores, all_cores = available_cores(), os.cpu_count()
@@ -119,8 +129,11 @@ def _shared_memory():
     return bad_if(free < SHARED_MEMORY_BYTES, "/dev/shm", found, "in docker: --shm-size=1g; or type --num-workers 0")
 
 
-def _data(root: Path) -> Iterator[Check]:
-    for name, files in ((f"data: {name}", known.files) for name, known in DATASETS.items() if known.archives):
+def _data(root: Path, datasets: Sequence[str] | None) -> Iterator[Check]:
+    for dataset, known in DATASETS.items():
+        name, files = f"data: {dataset}", known.files
+        if not known.archives or (datasets is not None and dataset not in datasets):
+            continue
         if not all_exist(root, files):
             yield Check(name, NOTE, f"not in {root}", "downloaded when it is first used")
             continue
@@ -181,7 +194,8 @@ def main(arguments: argparse.Namespace) -> None:
     become_rank()
     if os.environ.get("RANK") and os.environ.get("WORLD_SIZE") != "1" and not arguments.json:
         sys.exit(diagnose(arguments, lambda: _as_rank(arguments)))
-    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device)
+    own = (arguments.data_root, arguments.output_dir, arguments.device)
+    checks, environment = check_all(*own, datasets=arguments.datasets, torchvision=not arguments.json)
     for file in arguments.sees:
         if not file.exists():
             found = f"{file.parent} is not the same directory on every machine"

@@ -164,7 +164,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     dataset, root = settings["dataset"], settings["data_root"]
     if max(settings["nodes"]) > 1 or not report.trains:
         return
-    checks = {check["name"]: check["status"] for check in describe(root)["checks"]}
+    checks = {check["name"]: check["status"] for check in describe(root, "--dataset", dataset)["checks"]}
     if checks.get(f"data: {dataset}", "ok") != "ok":
         print(f"# For an estimate of the time, put {dataset} into {root} first")
         return

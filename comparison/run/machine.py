@@ -22,7 +22,8 @@ FASTER = 1.5  # bfloat16 may pay off where it multiplies matrices this many time
 
 def find_machine(arguments: argparse.Namespace, directory: Path) -> tuple[Machine, Any]:
     """Return the machine to plan for, and its full description. Print a warning for each check that fails."""
-    description = describe(arguments.data_root, "--output-dir", str(directory), "--device", arguments.device)
+    where = ("--output-dir", str(directory), "--dataset", arguments.dataset)
+    description = describe(arguments.data_root, *where, "--device", arguments.device)
     environment = description["environment"]
     for check in description["checks"]:
         if check["status"] == "bad":
@@ -89,6 +90,7 @@ def _descriptions(nodes, arguments, directory):
     """Return the report of the pre-flight check on each node, from output that srun labels by node."""
     image_folder = Path(arguments.dataset.removeprefix(FOLDER), "train")
     own = ["--json", "--data-root", arguments.data_root, "--output-dir", str(directory), "--device", arguments.device]
+    own += ["--dataset", arguments.dataset]
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".seen-") as seen:
         shared = [seen.name, *([str(image_folder)] if image_folder.exists() else [])]
         launcher = (*srun(nodes, 1), "--label", "--kill-on-bad-exit=0")
