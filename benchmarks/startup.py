@@ -41,9 +41,11 @@ def run(script: str, how: str, data_root: str, directory: str) -> dict[str, floa
     training = f"--dataset mnist --model lenet --loader resident --epochs {EPOCHS} --max-steps {STEPS} --device cpu"
     files = ("--output", str(output), "--figure-dir", directory, "--data-root", data_root)
     with patch.object(forked, "can_fork", lambda: how == FORK):
-        forked.renew_template()
+        command = (python(), *shlex.split(f"{script} {training}"), *files)
+        forked.close_templates()
+        forked.prepare([command])
         start = time.time()
-        if run_child((python(), *shlex.split(f"{script} {training}"), *files), log):
+        if run_child(command, log):
             raise SuiteError(f"{script} failed", log.read_text().strip(), "try it alone", FAILED)
         seconds, result = time.time() - start, read_result(output)
     timed = result.timed_epochs

@@ -44,10 +44,11 @@ def command_start(of_parent: bool = False) -> float:
 
     For a fork of a template, that is as long before the fork as the template took to start.
     """
-    return _process_start(os.getppid() if of_parent else os.getpid()) - float(os.environ.get(EARLIER, 0))
+    return process_start(os.getppid() if of_parent else os.getpid()) - float(os.environ.get(EARLIER, 0))
 
 
-def _process_start(pid):
+def process_start(pid: int) -> float:
+    """Return when a process started, in seconds since the Unix epoch."""
     try:  # field 22 of proc_pid_stat(5), in clock ticks; psutil rounds the boot time to seconds
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

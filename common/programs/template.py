@@ -1,13 +1,15 @@
 """Fork programs of the suite from a process that has imported torch, which is most of the time that they take to start.
 
-    python -m common.programs.template FD ROOM
+    python -m common.programs.template ROOM FD [MODULE ...]
 
-Sends how many seconds it took to start over the socket FD, imports included, or ends if forks cannot use GPUs. Then,
-for each request, a fork becomes that program, as a child of the process that asked (comparison/run/forked.py). ROOM is
-for the program's command, which a fork shows in place of the template's.
+Imports the modules too. Sends how many seconds it took to start over the socket FD, imports included, or ends if forks
+cannot use GPUs. Then, for each request, a fork becomes that program, as a child of the process that asked
+(comparison/run/forked.py). ROOM is for the program's command, which a fork shows in place of the template's. A template
+may itself be a fork of another.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -35,7 +37,7 @@ import common.engine.run
 import common.models.build
 import common.ranks.replicas
 import common.ranks.start  # noqa: F401 - with the lines above, what every script imports
-from common.engine.timing import EARLIER, command_start
+from common.engine.timing import EARLIER, command_start, process_start
 
 
 def adopted(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -90,12 +92,12 @@ def _show(words, tag):
     All tags of a comparison have the same length. The command may be as long as the template's, ROOM included.
     """
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = map(int, fields[45:47])  # arg_start and arg_end of proc_pid_stat(5)
+    start, end, variables, last = map(int, fields[45:49])  # from arg_start to env_end of proc_pid_stat(5)
     command = b"".join(os.fsencode(word) + b"\0" for word in (sys.executable, *words))
     ctypes.memmove(start, command[: end - start - 1].ljust(end - start, b"\0"), end - start)
-    libc = ctypes.CDLL(None)
-    libc.getenv.restype = ctypes.c_void_p
-    ctypes.memmove(libc.getenv(TAG.encode()), tag.encode(), len(os.environ[TAG]))
+    shown = ctypes.string_at(variables, last - variables)
+    name = f"{TAG}=".encode()
+    ctypes.memmove(variables + shown.index(name) + len(name), tag.encode(), len(tag))
 
 
 def main() -> None:
@@ -103,13 +105,17 @@ def main() -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # BLAS can be forked
     if not forks_can_use_gpus():
         return
+    _, descriptor, *modules = sys.argv[1:]
+    for module in modules:
+        importlib.import_module(module)
     seconds = time.time() - command_start()
     populate(files := mapped_files())  # fails before Linux 5.14
-    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection = socket.socket(fileno=int(descriptor))
     connection.send(str(seconds).encode())
     request, streams = adopted(connection)
     populate(files)
-    become(request["words"], {**request["environment"], EARLIER: str(seconds)}, streams)
+    forking = time.time() - process_start(os.getpid())  # a new process has nothing like it
+    become(request["words"], {**request["environment"], EARLIER: str(seconds - forking)}, streams)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """Children forked from a template (common/programs/template.py): they start sooner, as torch is imported already.
 
-Only on Linux. Each block has a template of its own: where a process's memory lies affects its speed, and differs from
+Only on Linux. Each block has templates of its own: where a process's memory lies affects its speed, and differs from
 start to start, but is the same in all forks of a template.
 """
 
 import atexit
 import contextlib
-import functools
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from common.machine.lifetime import TAG, adopt_orphans, end_with_parent, guard, own_tag
@@ -26,6 +26,7 @@ OWN = {TAG, TURNS, "TMPDIR", "PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}  # variabl
 START_TIMEOUT, FORK_TIMEOUT = 120.0, 10.0  # seconds
 ROOM = "-" * 1000  # for the commands of forks in `ps`
 LOOK_EVERY = 0.01  # seconds between checks whether a child has ended
+COMPILER = "torch._dynamo"  # spawn_ranks() imports it before it forks ranks
 
 
 class Child:
@@ -60,23 +61,34 @@ class Child:
 
 
 class Template:
-    """A process that has imported torch. If it fails, fork() returns None from then on."""
+    """A process that has imported torch. If it fails, fork() returns None from then on.
 
-    def __init__(self) -> None:
+    base: the template to fork it from, which then also imports the compiler.
+    """
+
+    def __init__(self, base: "Template | None" = None) -> None:
         guard()
         self._circumstances = _circumstances(os.environ)
         self._connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = {**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT)}
+        command = (sys.executable, "-m", "common.programs.template")
         with other, open(os.devnull, "r+b") as nothing:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "common.programs.template", str(other.fileno()), ROOM),
-                stdin=nothing,
-                stdout=nothing,
-                stderr=nothing,
-                env={**os.environ, TAG: own_tag(uuid.uuid4().hex), "PYTHONPATH": python_path(PROJECT)},
-                pass_fds=[other.fileno()],
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+            if base:
+                streams = (other.fileno(), nothing.fileno())
+                self._process = base.fork((*command, "", "1", COMPILER), environment, streams)
+            else:
+                process = subprocess.Popen(
+                    (*command, ROOM, str(other.fileno())),
+                    stdin=nothing,
+                    stdout=nothing,
+                    stderr=nothing,
+                    env=environment,
+                    pass_fds=[other.fileno()],
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
+                )
+                process.returncode = 0  # Popen need not wait for it
+                self._process = Child(process.pid)
         atexit.register(self.close)
         seconds = self._answer(START_TIMEOUT)
         self._ready, self._seconds = bool(seconds), float(seconds or 0)
@@ -97,8 +109,9 @@ class Template:
         """End the template, but not its forks."""
         atexit.unregister(self.close)
         self._connection.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process and self._process.poll() is None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def _answer(self, timeout):
         self._connection.settimeout(timeout)
@@ -131,18 +144,27 @@ def _is_program(command):
     return Path(command[1]).suffix == ".py" and Path(command[1]).resolve().parent == PROJECT
 
 
-@functools.cache
-def template() -> Template:
-    """Return the current template, and start it first if there is none."""
-    return Template()
+templates: dict[bool, Template] = {}  # the current ones, by whether they have imported the compiler
 
 
-def renew_template() -> None:
-    """Replace the template, if there is one, by a new one."""
-    if template.cache_info().currsize:
-        template().close()
-        template.cache_clear()
-        template()
+def template(compiler: bool) -> Template:
+    """Return a current template, and start it first if there is none."""
+    if compiler not in templates:
+        templates[compiler] = Template(template(False) if compiler else None)
+    return templates[compiler]
+
+
+def prepare(commands: Iterable[Sequence[str]]) -> None:
+    """Start the templates that forks of these commands need."""
+    for command in commands:
+        if can_fork() and _is_program(command):
+            template("--spawn" in command)
+
+
+def close_templates() -> None:
+    """End all templates, so that the next forks come from new ones."""
+    while templates:
+        templates.popitem()[1].close()
 
 
 def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:
@@ -150,6 +172,6 @@ def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequen
 
     environment: has a TAG by own_tag() of a uuid4().hex. streams: the descriptors of its stdout and stderr.
     """
-    if OBSERVE in environment or not _is_program(command) or not can_fork():
+    if OBSERVE in environment or not can_fork() or not _is_program(command):
         return None
-    return template().fork(command, environment, streams)
+    return template("--spawn" in command).fork(command, environment, streams)

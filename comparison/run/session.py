@@ -29,7 +29,7 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
-from comparison.run.forked import renew_template
+from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
 from comparison.run.scripts import ScriptRun, slices_of
 from comparison.run.stopping import expectation, spent, with_next_block
@@ -172,8 +172,7 @@ def _run_blocks(report, output):
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
-        if report.left:
-            renew_template()
+        close_templates()
     return report
 
 
@@ -201,6 +200,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = [rows[name] for number, name in report.left if number == block]
+    prepare(row.launched for row in alone if not row.is_script)  # or this would count as part of a run
     if report.in_turns:
         together, alone = [run_of(row) for row in alone], []
         for outcome in take_turns(together, seed, gpu_need(report.probe, report.trials)):
