@@ -10,7 +10,7 @@ import pytest
 
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import critical_rank, mean_phases, mean_ranks, queued_share, rank_means
+from comparison.judge.ranks import critical_rank, mean_ranks, means_by_name, queued_share, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
@@ -119,7 +119,7 @@ def test_phases_are_the_critical_ranks():
 
 
 def test_phases_must_be_known_in_every_epoch():
-    assert mean_phases([PhaseTimes(1.0), PhaseTimes(4.0, 2.0)], [2, 1]) == {"data": 2.0}
+    assert means_by_name([{"data": 1.0}, {"data": 4.0, "transfer": 2.0}], [2, 1]) == {"data": 2.0}
 
 
 def test_ranks_must_be_recorded_in_every_epoch():
