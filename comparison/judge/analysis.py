@@ -112,12 +112,10 @@ class Analysis:
         return next((decision.ratios[entry.name] for decision in self.decisions if entry.name in decision.ratios), None)
 
     def of(self, row: Row) -> RowAnalysis:
-        """Return the analysis of a row."""
         return next(entry for entry in self.rows if entry.row is row)
 
 
 def analyse(report: Report) -> Analysis:
-    """Return everything derived from the raw results of a comparison."""
     measures = measure(report)
     standings = compare_with_baselines(report, measures)
     rows = tuple(analyse_row(report, row, standings[row.configuration.name], measures) for row in report.rows)

@@ -97,7 +97,6 @@ class Basis:
         return self.batch * cluster.total if self.weak else self.batch
 
     def step(self, cluster: Cluster) -> ModelledStep:
-        """Return the modelled step."""
         planned, factor = self.planned, self.factor or 1.0
         share, machine = (self.images(cluster) // count for count in (cluster.total, cluster.machines))
         compute = factor * self.steps[share]

@@ -80,7 +80,6 @@ class RowAnalysis:
 
 
 def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures) -> RowAnalysis:
-    """Return everything derived from a row."""
     accounts = find_accounts(row, standing)
     case = Case(report, row, standing, accounts, measures.summaries)
     return RowAnalysis(
