@@ -15,11 +15,11 @@ from comparison.show.sentences import finding_sentence
 from comparison.show.verdict import verdict
 from tests.reports import (
     ENVIRONMENT,
-    JITTER,
     STEP_MS,
     configuration,
     ddp,
     each_epoch,
+    each_run,
     halves,
     make_result,
     markdown_of,
@@ -50,10 +50,6 @@ def described(cause):
 def even(**changed):
     """A row with two equal ranks; changed: milliseconds of phases."""
     return ddp(*[rank(halves(**changed))] * 2)
-
-
-def each_run(*ranks, factors=(1.0, 1.0, 1.0), **values):
-    return [run(*ranks, factors=[jitter * factor for factor in factors], **values) for jitter in JITTER]
 
 
 @pytest.mark.parametrize("phase", STEP_MS)
@@ -188,12 +184,14 @@ def test_a_run_without_records_of_its_ranks_has_no_straggler():
     assert find_straggler([*recorded, []]) is find_straggler([means[:1] for means in recorded]) is None
 
 
-def test_a_phase_that_is_unknown_in_a_run_is_not_a_stragglers():
+def test_a_phase_that_is_unknown_in_a_run_has_no_mean_and_is_not_a_stragglers():
     whole, part = halves(), {name: time for name, time in halves().items() if name != "update"}
     first, second = ([rank(times), rank({**times, "forward": 11.0})] for times in (whole, part))
     for runs_of in ((first, second), (second, first)):
-        found = find_straggler([rank_means(run(*ranks)) for ranks in runs_of])
+        runs = [rank_means(run(*ranks)) for ranks in runs_of]
+        found = find_straggler(runs)
         assert "update" not in found.phases and found.phase == "forward"
+        assert all("update" not in mean.phases for mean in mean_ranks(runs))
 
 
 def test_less_waiting_names_no_late_ranks_and_is_omitted_with_a_straggler():
@@ -216,7 +214,7 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
     def place(more, long, baseline=0.0):
         own = replace(rank(halves(forward=5.0 + more)), long_steps={"forward": LongSteps(0.05, long, period)})
         usual = {"forward": LongSteps(0.05, baseline, period)} if baseline else {}
-        base = row("single", [run(replace(rank(STEP_MS), long_steps=usual), factors=3 * (f,)) for f in JITTER])
+        base = row("single", each_run(replace(rank(STEP_MS), long_steps=usual)))
         return causes_of(base, ddp(own, own))["forward"].values["place"]
 
     found = place(6.0, 5.0)
