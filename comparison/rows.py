@@ -165,6 +165,10 @@ class Row:
     outcomes: tuple[Outcome, ...]
 
     @property
+    def name(self) -> str:
+        return self.configuration.name
+
+    @property
     def label(self) -> str:
         """The row's name in texts, with the swept values that the method's label does not contain."""
         return self.label_without("")

@@ -61,13 +61,18 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
         may_differ.add("images")
     if abs(result.epochs[-1].steps - reference.epochs[-1].steps) <= 1:
         may_differ.add("steps_per_epoch")
-    unequal = [(words_of(name), mine[name], theirs[name]) for name in mine if name not in may_differ]
+    settings = [(words_of(name), mine[name], theirs[name]) for name in mine if name not in may_differ]
     own, other = result.checksums, reference.checksums
-    unequal += [(name, own[name], other[name]) for name in own if name in other and name != CODE]
+    settings += [(name, own[name], other[name]) for name in own if name in other and name != CODE]
+    return _unlike(settings)
+
+
+def _unlike(settings: Iterable[tuple[str, object, object]]) -> list[str]:
+    """Return the settings whose two values differ, each with both values."""
     return [
-        say("{setting} instead of {other}", setting=valued(name, value), other=expected)
-        for name, value, expected in unequal
-        if value != expected
+        say("{setting} instead of {other}", setting=valued(name, value), other=other)
+        for name, value, other in settings
+        if value != other
     ]
 
 
@@ -148,11 +153,7 @@ SEEN: dict[str, Callable[[RunResult], object]] = {
 
 def seen_differences(result: RunResult, reference: RunResult) -> tuple[str, ...]:
     """Return the settings in which a script is seen to differ from another one, each with both values."""
-    return tuple(
-        say("{setting} instead of {other}", setting=valued(name, see(result)), other=see(reference))
-        for name, see in SEEN.items()
-        if see(result) != see(reference)
-    )
+    return tuple(_unlike((name, see(result), see(reference)) for name, see in SEEN.items()))
 
 
 def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:

@@ -173,8 +173,7 @@ def _resolution(report: Report, asked: Table) -> Resolution | None:
     if deviation is None:
         return None
     measured, columns = times.shape
-    numbers = sorted({measured, 10})
-    shares = [resolution(deviation, blocks, columns, comparisons, asked.confidence) for blocks in numbers]
-    found = {blocks: share for blocks, share in zip(numbers, shares, strict=True) if share < math.inf}
+    shares = {n: resolution(deviation, n, columns, comparisons, asked.confidence) for n in sorted({measured, 10})}
+    found = {blocks: share for blocks, share in shares.items() if share < math.inf}
     dependence, chance = block_dependence(times) or (0.0, 1.0)
     return Resolution(deviation, found, dependence if chance < CHANCE and dependence > 0 else None)

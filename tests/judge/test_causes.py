@@ -19,6 +19,7 @@ from tests.reports import (
     configuration,
     ddp,
     each_epoch,
+    each_outcome,
     each_run,
     halves,
     make_result,
@@ -32,11 +33,15 @@ from tests.reports import (
 )
 
 
-def causes_of(*rows, **settings):
+def causes_in(report):
     """Return the causes of the last row, by kind. Each has a sentence."""
-    causes = analyse(report_of(*rows, **settings)).rows[-1].causes
+    causes = analyse(report).rows[-1].causes
     assert all(map(finding_sentence, causes))
     return {cause.kind: cause for cause in causes}
+
+
+def causes_of(*rows, **settings):
+    return causes_in(report_of(*rows, **settings))
 
 
 def verdict_of(*rows):
@@ -382,21 +387,16 @@ KERNELS = (Span(0, "step", "update", 0.0, 50.0), Span(0, "cuda:0", "a", 1.0, 9.0
 def test_a_gpu_that_waits_for_launches_is_named(busy, spans, data, epochs, share):
     times = {**STEP_MS, "forward": STEP_MS["forward"] + STEP_MS["data"] - data, "data": data}
     report = report_of(single(), row("single-cuda", [run(rank(times), factors=epochs, devices=("cuda:0",))] * 2))
-    outcomes = [
-        replace(outcome, cards=(CardUse("cuda:0", busy),)) if "cuda" in outcome.configuration else outcome
-        for outcome in report.outcomes
-    ]
-    found = analyse(replace(report, outcomes=tuple(outcomes), timelines={"single-cuda": spans})).rows[-1].causes
-    named = {cause.kind: cause for cause in found}
+    report = each_outcome(report, cards=(CardUse("cuda:0", busy),))
+    named = causes_in(replace(report, timelines={"single-cuda": spans}))
     assert named.get("idle GPU") is None if share is None else named["idle GPU"].values["n"] == pytest.approx(share)
 
 
 def test_the_stages_of_a_network_wait_for_each_other_and_not_for_launches():
     for method, named in (("ddp", True), ("pipeline", False)):
         made = [run(rank(halves()), rank(halves()), devices=("cuda:0", "cuda:1"))] * 2
-        report = report_of(single(), row(method, made))
-        outcomes = [replace(one, cards=(CardUse("cuda:0", 0.5), CardUse("cuda:1", 0.4))) for one in report.outcomes]
-        causes = {cause.kind: cause for cause in analyse(replace(report, outcomes=tuple(outcomes))).rows[-1].causes}
+        cards = CardUse("cuda:0", 0.5), CardUse("cuda:1", 0.4)
+        causes = causes_in(each_outcome(report_of(single(), row(method, made)), cards=cards))
         assert ("idle GPU" in causes) == named and (not named or causes["idle GPU"].values["n"] == 0.5)
 
 
