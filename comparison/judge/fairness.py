@@ -166,14 +166,14 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
     The intervals are simultaneous, at the report's confidence: by Dunnett's quantile over the rows of one baseline, and
     by equal shares of the error over several baselines.
     """
-    rows = {row.configuration.name: row for row in report.rows}
+    rows = {row.name: row for row in report.rows}
     standings = {name: _standing_without_times(report, row) for name, row in rows.items()}
     families: dict[str, list[str]] = {}
     for name, standing in standings.items():
         if standing.baseline is rows[name] and not standing.reason:
             standings[name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
         elif standing.baseline and not standing.reason:
-            families.setdefault(standing.baseline.configuration.name, []).append(name)
+            families.setdefault(standing.baseline.name, []).append(name)
     accounts = 2 * sum(map(len, families.values()))
     for reference, names in families.items():
         confidence = 1 - (1 - measures.asked.confidence) / len(families)
@@ -264,7 +264,7 @@ def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str,
     if baseline.simulated:
         return say("the baseline, “{name}”, is simulated", name=baseline.label)
     for checked in (row, baseline):
-        check, name, missed = report.equivalence.get(checked.configuration.name), checked.label, len(checked.missed)
+        check, name, missed = report.equivalence.get(checked.name), checked.label, len(checked.missed)
         if check and check.status == "failed":
             return say("the check of the maths of “{name}” failed", name=name)
         if missed:

@@ -102,10 +102,10 @@ def measure(report: Report) -> Measures:
     confidence = confidence_of(report)
     noise_blocks = report.wanted_blocks if settings.get("margin") else None
     equal_within = settings["equal_within"] or EQUAL_WITHIN
-    disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
+    disturbed = frozenset(row.name for row in rows if row.disturbed)
 
     def table(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float]) -> Table:
-        names = tuple(row.configuration.name for row in rows)
+        names = tuple(row.name for row in rows)
         return Table(names, block_times(rows, measure), confidence, noise_blocks, equal_within, disturbed)
 
     images = table(rows, image_seconds)
@@ -122,12 +122,12 @@ def measure(report: Report) -> Measures:
     noise = residuals(images.values)
     summaries = {}
     for column, row in enumerate(rows):
-        means = (times.means[row.configuration.name] for times in (asked, images, training, total))
+        means = (times.means[row.name] for times in (asked, images, training, total))
         summary = summarise(row, training.values[:, column], flop.get(row.configuration.planned.model), *means)
         modes = two_modes([value for value in noise[:, column] if math.isfinite(value)])
         if modes and modes[1] < CHANCE / len(rows):
             summary = replace(summary, warnings=(*summary.warnings, Finding("two modes", {"n": modes[0]})))
-        summaries[row.configuration.name] = summary
+        summaries[row.name] = summary
     return Measures(asked, images, accuracies, wall_time, per_samples, per_epoch, summaries, _resolution(report, asked))
 
 

@@ -218,7 +218,7 @@ def _measured(report: Report, cluster: Cluster, summaries: dict[str, Summary]) -
             and len(row.results[0].devices) == cluster.devices
             and replace(planned, **{scaled: getattr(report.first, scaled)}) == report.first
         ):
-            return summaries[row.configuration.name].epoch_seconds
+            return summaries[row.name].epoch_seconds
     return None
 
 
