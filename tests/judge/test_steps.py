@@ -128,6 +128,23 @@ def test_ranks_must_be_recorded_in_every_epoch():
     assert len(rank_means(result)) == 2 and rank_means(older) == []
 
 
+def test_the_means_of_a_rank_are_over_all_steps_and_of_what_every_epoch_knows():
+    first, second = rank(STEP_MS, waits=Waits(1.0, {"data": 1.0})), rank({**STEP_MS, "data": 5.0})
+
+    def means_of(*epochs):
+        made = run(first)
+        steps = zip((10, 30, 10), (first, *epochs), strict=True)
+        kept = tuple(replace(made.epochs[0], steps=count, ranks=(own,)) for count, own in steps)
+        (means,) = rank_means(replace(made, epochs=kept))
+        return means
+
+    means = means_of(first, replace(second, waits=Waits(5.0, {"data": 5.0})))
+    assert (means.step, means.cpu, means.queued) == pytest.approx((21.0, 0.95 * 21.0, 0.01 * 21.0))  # 0.84 s, 40 steps
+    assert (means.phases["data"], means.waited, means.caused["data"]) == pytest.approx((2.0, 2.0, 2.0))
+    unknown = means_of(first, replace(second, queue_seconds=None))
+    assert (unknown.queued, unknown.waited, unknown.caused) == (None, None, {})
+
+
 def test_the_means_over_one_run_are_its_own_and_ranks_queue_on_average():
     own = [rank(STEP_MS, queued=queued, waits=Waits(queued, {"data": queued})) for queued in (0.1, 0.1, 0.4)]
     own[0] = replace(own[0], long_steps={"data": LongSteps(0.1, 2.0, 4)})
