@@ -180,7 +180,6 @@ VARIANT: dict[str, Any] = {**SHARED, "by_default": False, "complexity": 2}
 CUT: dict[str, Any] = {"cuts": True, "complexity": 4}
 STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 MICRO: dict[str, Any] = {"uses": ("micro_batches",)}
-PARTS = Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync")
 # Colour-blind safe palettes of Okabe and Ito (2008) and P. Tol (2021); line styles and markers differ too.
 METHODS = {
     "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
@@ -199,7 +198,7 @@ METHODS = {
         divides=True,
         rung=True,
         called=DDP,
-        parts=PARTS,
+        parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"),
         without_exchange=NO_EXCHANGE,
         projected=True,
         complexity=2,

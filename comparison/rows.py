@@ -165,6 +165,10 @@ class Row:
     outcomes: tuple[Outcome, ...]
 
     @property
+    def name(self) -> str:
+        return self.configuration.name
+
+    @property
     def label(self) -> str:
         """The row's name in texts, with the swept values that the method's label does not contain."""
         return self.label_without("")
@@ -185,7 +189,7 @@ class Row:
     def series(self, name: str) -> str:
         """Return a name shared by all rows that differ only in the swept setting `name`."""
         value = row_name(name, {name: self.configuration.values.get(name)}).removeprefix(name)
-        return re.sub(rf"{re.escape(value)}(?=-|$)", "", self.configuration.name)
+        return re.sub(rf"{re.escape(value)}(?=-|$)", "", self.name)
 
     @property
     def results(self) -> list[RunResult]:

@@ -250,12 +250,17 @@ def run(*ranks, factors=(1.0, 1.0, 1.0), **values):
     return replace(result, epochs=epochs, total_seconds=result.startup_seconds + spent + 0.1)
 
 
+def each_run(*ranks, factors=(1.0, 1.0, 1.0), jitter=JITTER, **values):
+    """Return a run with these ranks in each block. jitter: relative lengths of the blocks."""
+    return [run(*ranks, factors=[block * factor for factor in factors], **values) for block in jitter]
+
+
 def row(method, runs, **values):
     return configuration(method, **values), runs
 
 
 def single(epochs=3, **values):
-    return row("single", [run(rank(STEP_MS), factors=(factor,) * epochs, **values) for factor in JITTER])
+    return row("single", each_run(rank(STEP_MS), factors=(1.0,) * epochs, **values))
 
 
 def halves(**changed):
@@ -264,7 +269,7 @@ def halves(**changed):
 
 
 def ddp(*ranks, **values):
-    return row("ddp", [run(*ranks, factors=(factor,) * 3, **values) for factor in JITTER])
+    return row("ddp", each_run(*ranks, **values))
 
 
 def unlike(**settings) -> Report:
@@ -344,7 +349,7 @@ def unlike(**settings) -> Report:
 
 
 def pipeline(*stages):
-    configured, results = row("pipeline", [run(*stages, factors=(factor,) * 3) for factor in JITTER])
+    configured, results = row("pipeline", each_run(*stages))
     for result in results:
         result.config["micro_batches"] = 4
     return configured, results

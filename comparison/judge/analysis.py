@@ -112,15 +112,13 @@ class Analysis:
         return next((decision.ratios[entry.name] for decision in self.decisions if entry.name in decision.ratios), None)
 
     def of(self, row: Row) -> RowAnalysis:
-        """Return the analysis of a row."""
         return next(entry for entry in self.rows if entry.row is row)
 
 
 def analyse(report: Report) -> Analysis:
-    """Return everything derived from the raw results of a comparison."""
     measures = measure(report)
     standings = compare_with_baselines(report, measures)
-    rows = tuple(analyse_row(report, row, standings[row.configuration.name], measures) for row in report.rows)
+    rows = tuple(analyse_row(report, row, standings[row.name], measures) for row in report.rows)
     return Analysis(
         report,
         rows,
@@ -144,7 +142,7 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
     confidence = 1 - (1 - measures.asked.confidence) / max(1, len(couples))
     pairs = []
     for entry, other in couples:
-        mine, theirs, name = entry.row.results[0], other.results[0], other.configuration.name
+        mine, theirs, name = entry.row.results[0], other.results[0], other.name
         equal, unlike = equal_images((mine, theirs)), differences(mine, theirs, report.settings["scaling"], ("seed",))
         if entry.row.configuration.is_script:  # its slices may have any length
             equal, unlike = True, [*seen_differences(mine, theirs)]
@@ -201,8 +199,8 @@ def find_tips(tried: Report) -> tuple[Tip, ...]:
     plain, *others = tried.all_rows
     others = [row for row in others if row.configuration.role != TRAINED]
     rows = [row for row in (plain, *others) if row.results]
-    names = tuple(row.configuration.name for row in rows)
-    disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
+    names = tuple(row.name for row in rows)
+    disturbed = frozenset(row.name for row in rows if row.disturbed)
     table = Table(names, block_times(rows, _median_image_seconds), disturbed=disturbed)
     timed = dict(zip(names[1:], table.ratios(names[0], names[1:]), strict=True)) if plain.results and names[1:] else {}
     trained = {options_of(row.configuration): row for row in tried.all_rows if row.configuration.role == TRAINED}
@@ -211,7 +209,7 @@ def find_tips(tried: Report) -> tuple[Tip, ...]:
         options = options_of(row.configuration)
         training = trained.get(options)
         accuracy = training.results[0].epochs[-1].test_accuracy if training and training.results else None
-        tips.append(Tip(options, row, plain, timed.get(row.configuration.name), accuracy))
+        tips.append(Tip(options, row, plain, timed.get(row.name), accuracy))
     return tuple(tips)
 
 

@@ -34,11 +34,6 @@ class _Fit:
     squares: Array
     freedom: int
 
-    def contrasts(self, reference: int, others: Sequence[int]) -> Array:
-        """Return the weight of each observation in the other columns' differences from the reference, (others, N)."""
-        differences: Array = self.to_means[reference] - self.to_means[list(others)]
-        return differences
-
     @functools.cached_property
     def variances(self) -> tuple[Array, Array]:
         """The variance of each column's noise, and the covariance of these estimates.
@@ -118,7 +113,7 @@ def ratios(
     logs = np.log(times)
     fit, results = _fit(logs), []
     noise = fit if noise_blocks is None else _fit(logs[:noise_blocks])
-    contrasts = fit.contrasts(reference, others)
+    contrasts = fit.to_means[reference] - fit.to_means[list(others)]  # (others, N), weights of the observations
     correlation = _least_correlation(contrasts)
     for other, weights in zip(others, contrasts**2 @ fit.of_column, strict=True):
         centre, low, high = float(fit.means[reference] - fit.means[other]), None, None
@@ -162,6 +157,11 @@ class Table:
     equal_within: float = EQUAL_WITHIN
     disturbed: frozenset[str] = frozenset()
 
+    @functools.cached_property
+    def means(self) -> dict[str, float]:
+        """The geometric mean of each column, adjusted to all blocks, by name."""
+        return dict(zip(self.columns, map(float, adjusted_means(self.values)), strict=True))
+
     def ratios(self, numerator: str, denominators: Sequence[str], confidence: float | None = None) -> list[Ratio]:
         """Return the ratios of one column's times to several others'. The noise is estimated from all columns."""
         reference, *others = map(self.columns.index, (numerator, *denominators))
@@ -180,7 +180,7 @@ class Table:
         fit, one, other = _fit(self.values), self.columns.index(first), self.columns.index(second)
         difference, margin = float(fit.means[one] - fit.means[other]), math.inf
         if fit.freedom:
-            variance, freedom = fit.variance(fit.contrasts(one, [other])[0] ** 2 @ fit.of_column)
+            variance, freedom = fit.variance((fit.to_means[one] - fit.to_means[other]) ** 2 @ fit.of_column)
             margin = t_quantile(freedom, confidence) * math.sqrt(variance)
         return difference, difference - margin, difference + margin
 

@@ -88,7 +88,7 @@ def _idle_gpu(case: Case) -> Iterator[Finding]:
         return
     summary, uses = case.summary, [outcome.cards for outcome in case.row.outcomes if outcome.status == "ok"]
     known = [[card.busy for card in cards if card.busy is not None] for cards in uses]
-    traced = kernel_milliseconds(case.report.timelines.get(case.row.configuration.name, ()))
+    traced = kernel_milliseconds(case.report.timelines.get(case.row.name, ()))
     most = [statistics.mean(map(max, known))] if known and all(known) else []
     most += [] if traced is None else [traced / TRACED_STEPS / summary.step_milliseconds]
     stages = case.staged and len(case.result.devices) > 1
@@ -178,7 +178,7 @@ def _pays_from(case: Case, extra: float) -> Finding | None:
     own, baseline, speed_up = case.summary, case.standing.baseline, case.standing.speed_up
     if not baseline or not speed_up or speed_up.words != FASTER or case.report.settings["target_accuracy"] is not None:
         return None
-    other = case.summaries[baseline.configuration.name]
+    other = case.summaries[baseline.name]
     saved = (own.epoch_seconds or 0.0) * ((own.images_per_second or 0.0) / (other.images_per_second or 1.0) - 1)
     epochs = len(case.result.epochs)
     if extra <= saved * epochs:

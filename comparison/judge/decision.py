@@ -138,7 +138,7 @@ def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures
         if entry.name in excluded:
             continue
         baseline = entry.standing.baseline if entry.standing.baseline and entry.standing.baseline.results else None
-        compared_with = (baseline or reference.row).configuration.name
+        compared_with = (baseline or reference.row).name
         why = less_accurate(report, measures.accuracies, entry.name, compared_with)
         if entry.summary.runs < 2 and why.startswith(NOT_SHOWN):  # one run shows nothing about accuracies
             why = ""
@@ -156,7 +156,7 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
     if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
-    check = report.equivalence.get(row.configuration.name)
+    check = report.equivalence.get(row.name)
     if check and check.status == "failed":
         if check.difference is None:
             return say("the check of its maths failed: {why}", why=check.reason)

@@ -61,13 +61,18 @@ def differences(result: RunResult, reference: RunResult, scaling: str, exempt: t
         may_differ.add("images")
     if abs(result.epochs[-1].steps - reference.epochs[-1].steps) <= 1:
         may_differ.add("steps_per_epoch")
-    unequal = [(words_of(name), mine[name], theirs[name]) for name in mine if name not in may_differ]
+    settings = [(words_of(name), mine[name], theirs[name]) for name in mine if name not in may_differ]
     own, other = result.checksums, reference.checksums
-    unequal += [(name, own[name], other[name]) for name in own if name in other and name != CODE]
+    settings += [(name, own[name], other[name]) for name in own if name in other and name != CODE]
+    return _unlike(settings)
+
+
+def _unlike(settings: Iterable[tuple[str, object, object]]) -> list[str]:
+    """Return the settings whose two values differ, each with both values."""
     return [
-        say("{setting} instead of {other}", setting=valued(name, value), other=expected)
-        for name, value, expected in unequal
-        if value != expected
+        say("{setting} instead of {other}", setting=valued(name, value), other=other)
+        for name, value, other in settings
+        if value != other
     ]
 
 
@@ -148,11 +153,7 @@ SEEN: dict[str, Callable[[RunResult], object]] = {
 
 def seen_differences(result: RunResult, reference: RunResult) -> tuple[str, ...]:
     """Return the settings in which a script is seen to differ from another one, each with both values."""
-    return tuple(
-        say("{setting} instead of {other}", setting=valued(name, see(result)), other=see(reference))
-        for name, see in SEEN.items()
-        if see(result) != see(reference)
-    )
+    return tuple(_unlike((name, see(result), see(reference)) for name, see in SEEN.items()))
 
 
 def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Standing]:
@@ -165,14 +166,14 @@ def compare_with_baselines(report: Report, measures: Measures) -> dict[str, Stan
     The intervals are simultaneous, at the report's confidence: by Dunnett's quantile over the rows of one baseline, and
     by equal shares of the error over several baselines.
     """
-    rows = {row.configuration.name: row for row in report.rows}
+    rows = {row.name: row for row in report.rows}
     standings = {name: _standing_without_times(report, row) for name, row in rows.items()}
     families: dict[str, list[str]] = {}
     for name, standing in standings.items():
         if standing.baseline is rows[name] and not standing.reason:
             standings[name] = replace(standing, speed_up=Ratio(1.0), efficiency=Ratio(1.0))
         elif standing.baseline and not standing.reason:
-            families.setdefault(standing.baseline.configuration.name, []).append(name)
+            families.setdefault(standing.baseline.name, []).append(name)
     accounts = 2 * sum(map(len, families.values()))
     for reference, names in families.items():
         confidence = 1 - (1 - measures.asked.confidence) / len(families)
@@ -263,7 +264,7 @@ def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str,
     if baseline.simulated:
         return say("the baseline, “{name}”, is simulated", name=baseline.label)
     for checked in (row, baseline):
-        check, name, missed = report.equivalence.get(checked.configuration.name), checked.label, len(checked.missed)
+        check, name, missed = report.equivalence.get(checked.name), checked.label, len(checked.missed)
         if check and check.status == "failed":
             return say("the check of the maths of “{name}” failed", name=name)
         if missed:

@@ -10,15 +10,7 @@ import numpy as np
 
 from common.files.describe import training_seconds
 from common.files.results import RunResult
-from comparison.judge.blocks import (
-    CHANCE,
-    Table,
-    adjusted_means,
-    block_dependence,
-    residual_deviation,
-    residuals,
-    two_modes,
-)
+from comparison.judge.blocks import CHANCE, Table, block_dependence, residual_deviation, residuals, two_modes
 from comparison.judge.statistics import CONFIDENCE, EQUAL_WITHIN, Array, look_confidence, resolution
 from comparison.judge.summaries import A_THOUSAND, Finding, Summary, successful_runs, summarise
 from comparison.outcomes import Outcome
@@ -46,13 +38,15 @@ class Resolution:
 class WallTime:
     """The wall time of every row, in seconds. kind: PER_EPOCH, with the evaluation; WHOLE_RUN, from start to exit of
     the command; TO_TARGET, the same if a target accuracy ends the run; or PER_SAMPLES, for A_THOUSAND samples.
-
-    means: by configuration's name, geometric, adjusted to all blocks.
     """
 
     kind: str
     times: Table
-    means: dict[str, float]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """By configuration's name: geometric, adjusted to all blocks."""
+        return self.times.means
 
 
 @dataclass(frozen=True)
@@ -108,10 +102,10 @@ def measure(report: Report) -> Measures:
     confidence = confidence_of(report)
     noise_blocks = report.wanted_blocks if settings.get("margin") else None
     equal_within = settings["equal_within"] or EQUAL_WITHIN
-    disturbed = frozenset(row.configuration.name for row in rows if row.disturbed)
+    disturbed = frozenset(row.name for row in rows if row.disturbed)
 
     def table(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float]) -> Table:
-        names = tuple(row.configuration.name for row in rows)
+        names = tuple(row.name for row in rows)
         return Table(names, block_times(rows, measure), confidence, noise_blocks, equal_within, disturbed)
 
     images = table(rows, image_seconds)
@@ -120,26 +114,21 @@ def measure(report: Report) -> Measures:
     asked = images if settings.get("target_accuracy") is None else training
     learning = [row for row in report.rows if row.learns]
     accuracies = table(learning, lambda _, result: 100 * result.epochs[-1].test_accuracy)
-    per_samples = _wall_time(PER_SAMPLES, replace(images, values=A_THOUSAND * images.values))
-    per_epoch = _wall_time(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
+    per_samples = WallTime(PER_SAMPLES, replace(images, values=A_THOUSAND * images.values))
+    per_epoch = WallTime(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
     kind = _deciding_wall_time(report)
-    wall_time = {PER_EPOCH: per_epoch, PER_SAMPLES: per_samples}.get(kind) or _wall_time(kind, total)
-    means = [adjusted_means(some.values) for some in (asked, images, training, total)]
+    wall_time = {PER_EPOCH: per_epoch, PER_SAMPLES: per_samples}.get(kind) or WallTime(kind, total)
     flop = {model.model: model.flop for model in report.probe.models} if report.probe else {}
     noise = residuals(images.values)
     summaries = {}
     for column, row in enumerate(rows):
-        own_means = (float(values[column]) for values in means)
-        summary = summarise(row, training.values[:, column], flop.get(row.configuration.planned.model), *own_means)
+        means = (times.means[row.name] for times in (asked, images, training, total))
+        summary = summarise(row, training.values[:, column], flop.get(row.configuration.planned.model), *means)
         modes = two_modes([value for value in noise[:, column] if math.isfinite(value)])
         if modes and modes[1] < CHANCE / len(rows):
             summary = replace(summary, warnings=(*summary.warnings, Finding("two modes", {"n": modes[0]})))
-        summaries[row.configuration.name] = summary
+        summaries[row.name] = summary
     return Measures(asked, images, accuracies, wall_time, per_samples, per_epoch, summaries, _resolution(report, asked))
-
-
-def _wall_time(kind: str, times: Table) -> WallTime:
-    return WallTime(kind, times, dict(zip(times.columns, map(float, adjusted_means(times.values)), strict=True)))
 
 
 def _images_of_epoch(report: Report) -> int:
@@ -184,8 +173,7 @@ def _resolution(report: Report, asked: Table) -> Resolution | None:
     if deviation is None:
         return None
     measured, columns = times.shape
-    numbers = sorted({measured, 10})
-    shares = [resolution(deviation, blocks, columns, comparisons, asked.confidence) for blocks in numbers]
-    found = {blocks: share for blocks, share in zip(numbers, shares, strict=True) if share < math.inf}
+    shares = {n: resolution(deviation, n, columns, comparisons, asked.confidence) for n in sorted({measured, 10})}
+    found = {blocks: share for blocks, share in shares.items() if share < math.inf}
     dependence, chance = block_dependence(times) or (0.0, 1.0)
     return Resolution(deviation, found, dependence if chance < CHANCE and dependence > 0 else None)

@@ -97,7 +97,6 @@ class Basis:
         return self.batch * cluster.total if self.weak else self.batch
 
     def step(self, cluster: Cluster) -> ModelledStep:
-        """Return the modelled step."""
         planned, factor = self.planned, self.factor or 1.0
         share, machine = (self.images(cluster) // count for count in (cluster.total, cluster.machines))
         compute = factor * self.steps[share]
@@ -219,7 +218,7 @@ def _measured(report: Report, cluster: Cluster, summaries: dict[str, Summary]) -
             and len(row.results[0].devices) == cluster.devices
             and replace(planned, **{scaled: getattr(report.first, scaled)}) == report.first
         ):
-            return summaries[row.configuration.name].epoch_seconds
+            return summaries[row.name].epoch_seconds
     return None
 
 

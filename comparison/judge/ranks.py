@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.files.results import PHASES, LongSteps, PhaseTimes, RankTimes, RunResult, Span, Waits
+from common.files.results import PHASES, LongSteps, PhaseTimes, RankTimes, RunResult, Span
 from comparison.judge.statistics import Excess, mean_excess
 
 OUTSIDE = "outside"
@@ -48,45 +48,51 @@ def rank_means(result: RunResult) -> list[RankMeans]:
     """Return every rank's means; empty for older results, which recorded no ranks."""
     epochs = result.timed_epochs
     steps = [epoch.steps for epoch in epochs]
-    return [_means(times, steps) for times in zip(*(epoch.ranks for epoch in epochs), strict=False)]
+    ranks = zip(*(epoch.ranks for epoch in epochs), strict=False)
+    return [_mean_rank(list(map(_mean_step, times, steps)), steps) for times in ranks]
 
 
-def _means(times: Sequence[RankTimes], steps: Sequence[int]) -> RankMeans:
-    """Return one rank's means. times, steps: of each epoch."""
-
-    def per_step(seconds: Sequence[float]) -> float:
-        return 1000 * sum(seconds) / sum(steps)
-
-    queues = [epoch.queue_seconds for epoch in times if epoch.queue_seconds is not None]
+def _mean_step(times: RankTimes, steps: int) -> RankMeans:
+    """Return one rank's means in an epoch."""
+    queued, waits = times.queue_seconds, times.waits
     return RankMeans(
-        per_step([epoch.train_seconds for epoch in times]),
-        per_step([epoch.cpu_seconds for epoch in times]),
-        per_step(queues) if len(queues) == len(times) else None,
-        mean_phases([epoch.phases for epoch in times], steps),
-        *_mean_waits([epoch.waits for epoch in times], steps),
-        _mean_long_steps([epoch.long_steps for epoch in times]),
+        step=1000 * times.train_seconds / steps,
+        cpu=1000 * times.cpu_seconds / steps,
+        queued=None if queued is None else 1000 * queued / steps,
+        phases=phases_of(times.phases),
+        waited=waits.waited if waits else None,
+        caused=waits.caused if waits else {},
+        long=times.long_steps,
     )
 
 
-def _mean_waits(waits: Sequence[Waits | None], steps: Sequence[int]) -> tuple[float | None, dict[str, float]]:
-    """Return how long a rank waited per step, and how long the others waited for it, if every epoch has both."""
-    known = [epoch for epoch in waits if epoch]
-    if len(known) < len(waits):
-        return None, {}
-    shares = [count / sum(steps) for count in steps]
-    weighted = list(zip(known, shares, strict=True))
-    caused = {name: sum(epoch.caused[name] * share for epoch, share in weighted) for name in known[0].caused}
-    return sum(epoch.waited * share for epoch, share in weighted), caused
+def phases_of(times: PhaseTimes) -> dict[str, float]:
+    """Return the milliseconds of each measured phase, without those in none of them."""
+    return {name: value for name, value in times.known.items() if name != "rest"}
 
 
-def mean_phases(phases: Sequence[PhaseTimes], steps: Sequence[int]) -> dict[str, float]:
-    """Return the mean over all steps of each phase that is known in every epoch."""
-    known = [epoch.known for epoch in phases]
-    names = [name for name in PHASES if name != "rest" and all(name in epoch for epoch in known)]
-    return {
-        name: sum(epoch[name] * weight for epoch, weight in zip(known, steps, strict=True)) / sum(steps)
-        for name in names
-    }
+def means_by_name(parts: Sequence[Mapping[str, float]], weights: Sequence[float] | None = None) -> dict[str, float]:
+    """Return the mean of each number that is in all parts."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: statistics.fmean([part[name] for part in parts], weights) for name in names}
+
+
+def _mean_rank(means: Ranks, weights: Sequence[float] | None = None) -> RankMeans:
+    """Return the mean of one rank's means in several epochs, with their numbers of steps as weights, or runs."""
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known, weights) if len(known) == len(values) else None
+
+    return RankMeans(
+        step=statistics.fmean([one.step for one in means], weights),
+        cpu=statistics.fmean([one.cpu for one in means], weights),
+        queued=mean([one.queued for one in means]),
+        phases=means_by_name([one.phases for one in means], weights),
+        waited=mean([one.waited for one in means]),
+        caused=means_by_name([one.caused for one in means], weights),
+        long=_mean_long_steps([one.long for one in means]),
+    )
 
 
 def _mean_long_steps(parts: Sequence[Mapping[str, LongSteps]]) -> dict[str, LongSteps]:
@@ -107,19 +113,6 @@ def _pooled(parts: Sequence[LongSteps], epochs: int) -> LongSteps:
 def mean_ranks(runs: Sequence[Ranks]) -> tuple[RankMeans, ...]:
     """Return every rank's means over several runs; empty if one of them recorded no ranks."""
     return tuple(_mean_rank(means) for means in zip(*runs, strict=False))
-
-
-def _mean_rank(runs: Ranks) -> RankMeans:
-    queues = [means.queued for means in runs if means.queued is not None]
-    return RankMeans(
-        statistics.mean(means.step for means in runs),
-        statistics.mean(means.cpu for means in runs),
-        statistics.mean(queues) if len(queues) == len(runs) else None,
-        {name: statistics.mean(means.phases[name] for means in runs) for name in runs[0].phases},
-        statistics.mean(means.waited or 0.0 for means in runs) if runs[0].waited is not None else None,
-        {name: statistics.mean(means.caused.get(name, 0.0) for means in runs) for name in runs[0].caused},
-        _mean_long_steps([means.long for means in runs]),
-    )
 
 
 def critical_rank(ranks: Ranks) -> RankMeans | None:

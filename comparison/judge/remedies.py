@@ -176,7 +176,7 @@ def find_proofs(analysis: Analysis, report: Report) -> list[Proof]:
 
     The remedies' gains have simultaneous 95% intervals, and so do the shams'.
     """
-    rows = {row.configuration.name: row for row in report.all_rows}
+    rows = {row.name: row for row in report.all_rows}
     remedies = find_remedies(analysis)
     return [_proof(remedy, rows, len(remedies)) for remedy in remedies]
 

@@ -62,7 +62,7 @@ class RowAnalysis:
 
     @property
     def name(self) -> str:
-        return self.row.configuration.name
+        return self.row.name
 
     @property
     def label(self) -> str:
@@ -80,7 +80,6 @@ class RowAnalysis:
 
 
 def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures) -> RowAnalysis:
-    """Return everything derived from a row."""
     accounts = find_accounts(row, standing)
     case = Case(report, row, standing, accounts, measures.summaries)
     return RowAnalysis(
@@ -107,8 +106,8 @@ def _find_costs(report: Report, row: Row, images: Table) -> Costs:
     for method in (parts.without, parts.one_rank, parts.no_exchange):
         part = report.partner(row, method)
         equal = part and settings(part.configuration.planned) == settings(row.configuration.planned)
-        names.append(part.configuration.name if part and part.results and equal else "")
-    pairs = pairwise([*names, row.configuration.name])
+        names.append(part.name if part and part.results and equal else "")
+    pairs = pairwise([*names, row.name])
     return Costs(*(images.ratios(more, [less])[0] if less and more else None for less, more in pairs))
 
 
@@ -116,7 +115,7 @@ def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -
     baseline = standing.baseline
     if not standing.speed_up or not baseline or baseline is row:
         return None
-    own, other = (summaries[some.configuration.name].memory for some in (row, baseline))
+    own, other = (summaries[some.name].memory for some in (row, baseline))
     return own.peak / other.peak if own and other else None
 
 
@@ -125,7 +124,7 @@ def _result(report: Report, row: Row, standing: Standing) -> str:
     if row.configuration.skip:
         return say("skipped")
     words: list[str] = []
-    check = report.equivalence.get(row.configuration.name)
+    check = report.equivalence.get(row.name)
     if check and check.status == "failed":
         words.append(say("failed: different weights" if check.difference else "failed: not checked"))
     if row.troubles:

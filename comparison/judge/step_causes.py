@@ -44,7 +44,7 @@ class Case:
 
     @property
     def summary(self) -> Summary:
-        return self.summaries[self.row.configuration.name]
+        return self.summaries[self.row.name]
 
     @property
     def staged(self) -> bool:
@@ -187,7 +187,7 @@ def _loading_advice(case: Case) -> Finding:
         same_method = other.configuration.method == row.configuration.method
         equal = same_method and replace(theirs, num_workers=planned.num_workers) == planned
         if other.results and equal and theirs.num_workers > planned.num_workers:
-            step = case.summaries[other.configuration.name].step_milliseconds
+            step = case.summaries[other.name].step_milliseconds
             more.append((step or math.inf, theirs.num_workers))
     if more:
         step, best = min(more)

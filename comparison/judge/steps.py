@@ -18,8 +18,9 @@ from comparison.judge.ranks import (
     cores_computing,
     critical_rank,
     find_straggler,
-    mean_phases,
     mean_ranks,
+    means_by_name,
+    phases_of,
     queued_share,
     rank_means,
     throttled_share,
@@ -112,7 +113,7 @@ def step_time(result: RunResult) -> Time:
     """
     epochs, rank = result.timed_epochs, critical_rank(rank_means(result))
     steps = [epoch.steps for epoch in epochs]
-    parts = rank.phases if rank else mean_phases([epoch.phases for epoch in epochs], steps)
+    parts = rank.phases if rank else means_by_name([phases_of(epoch.phases) for epoch in epochs], steps)
     if "backward" in parts and len(result.devices) == 1:
         parts = {"exchange": 0.0, LATE: 0.0, **parts}
     elif rank and rank.waited is not None:

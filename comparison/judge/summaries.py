@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.files.results import EpochRecord, PhaseTimes, RunResult
-from comparison.judge.ranks import critical_phases
+from comparison.judge.ranks import critical_phases, means_by_name
 from comparison.judge.statistics import Array, mean_interval
 from comparison.outcomes import Outcome
 from comparison.rows import Row
@@ -143,7 +143,6 @@ def summarise(
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
     phases = [epoch.known for result in row.results for epoch in critical_phases(result)]
-    known = [name for name in phases[0] if all(name in epoch for epoch in phases)]
     return Summary(
         runs=len(seconds),
         asked_seconds=asked,
@@ -153,7 +152,7 @@ def summarise(
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
-        phases=PhaseTimes(**{name: statistics.mean(epoch[name] for epoch in phases) for name in known}),
+        phases=PhaseTimes(**means_by_name(phases)),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
         mfu=utilisation(row, 1 / per_image, flop),

@@ -15,11 +15,12 @@ from comparison.show.sentences import finding_sentence
 from comparison.show.verdict import verdict
 from tests.reports import (
     ENVIRONMENT,
-    JITTER,
     STEP_MS,
     configuration,
     ddp,
     each_epoch,
+    each_outcome,
+    each_run,
     halves,
     make_result,
     markdown_of,
@@ -32,11 +33,15 @@ from tests.reports import (
 )
 
 
-def causes_of(*rows, **settings):
+def causes_in(report):
     """Return the causes of the last row, by kind. Each has a sentence."""
-    causes = analyse(report_of(*rows, **settings)).rows[-1].causes
+    causes = analyse(report).rows[-1].causes
     assert all(map(finding_sentence, causes))
     return {cause.kind: cause for cause in causes}
+
+
+def causes_of(*rows, **settings):
+    return causes_in(report_of(*rows, **settings))
 
 
 def verdict_of(*rows):
@@ -50,10 +55,6 @@ def described(cause):
 def even(**changed):
     """A row with two equal ranks; changed: milliseconds of phases."""
     return ddp(*[rank(halves(**changed))] * 2)
-
-
-def each_run(*ranks, factors=(1.0, 1.0, 1.0), **values):
-    return [run(*ranks, factors=[jitter * factor for factor in factors], **values) for jitter in JITTER]
 
 
 @pytest.mark.parametrize("phase", STEP_MS)
@@ -188,12 +189,14 @@ def test_a_run_without_records_of_its_ranks_has_no_straggler():
     assert find_straggler([*recorded, []]) is find_straggler([means[:1] for means in recorded]) is None
 
 
-def test_a_phase_that_is_unknown_in_a_run_is_not_a_stragglers():
+def test_a_phase_that_is_unknown_in_a_run_has_no_mean_and_is_not_a_stragglers():
     whole, part = halves(), {name: time for name, time in halves().items() if name != "update"}
     first, second = ([rank(times), rank({**times, "forward": 11.0})] for times in (whole, part))
     for runs_of in ((first, second), (second, first)):
-        found = find_straggler([rank_means(run(*ranks)) for ranks in runs_of])
+        runs = [rank_means(run(*ranks)) for ranks in runs_of]
+        found = find_straggler(runs)
         assert "update" not in found.phases and found.phase == "forward"
+        assert all("update" not in mean.phases for mean in mean_ranks(runs))
 
 
 def test_less_waiting_names_no_late_ranks_and_is_omitted_with_a_straggler():
@@ -216,7 +219,7 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
     def place(more, long, baseline=0.0):
         own = replace(rank(halves(forward=5.0 + more)), long_steps={"forward": LongSteps(0.05, long, period)})
         usual = {"forward": LongSteps(0.05, baseline, period)} if baseline else {}
-        base = row("single", [run(replace(rank(STEP_MS), long_steps=usual), factors=3 * (f,)) for f in JITTER])
+        base = row("single", each_run(replace(rank(STEP_MS), long_steps=usual)))
         return causes_of(base, ddp(own, own))["forward"].values["place"]
 
     found = place(6.0, 5.0)
@@ -384,21 +387,16 @@ KERNELS = (Span(0, "step", "update", 0.0, 50.0), Span(0, "cuda:0", "a", 1.0, 9.0
 def test_a_gpu_that_waits_for_launches_is_named(busy, spans, data, epochs, share):
     times = {**STEP_MS, "forward": STEP_MS["forward"] + STEP_MS["data"] - data, "data": data}
     report = report_of(single(), row("single-cuda", [run(rank(times), factors=epochs, devices=("cuda:0",))] * 2))
-    outcomes = [
-        replace(outcome, cards=(CardUse("cuda:0", busy),)) if "cuda" in outcome.configuration else outcome
-        for outcome in report.outcomes
-    ]
-    found = analyse(replace(report, outcomes=tuple(outcomes), timelines={"single-cuda": spans})).rows[-1].causes
-    named = {cause.kind: cause for cause in found}
+    report = each_outcome(report, cards=(CardUse("cuda:0", busy),))
+    named = causes_in(replace(report, timelines={"single-cuda": spans}))
     assert named.get("idle GPU") is None if share is None else named["idle GPU"].values["n"] == pytest.approx(share)
 
 
 def test_the_stages_of_a_network_wait_for_each_other_and_not_for_launches():
     for method, named in (("ddp", True), ("pipeline", False)):
         made = [run(rank(halves()), rank(halves()), devices=("cuda:0", "cuda:1"))] * 2
-        report = report_of(single(), row(method, made))
-        outcomes = [replace(one, cards=(CardUse("cuda:0", 0.5), CardUse("cuda:1", 0.4))) for one in report.outcomes]
-        causes = {cause.kind: cause for cause in analyse(replace(report, outcomes=tuple(outcomes))).rows[-1].causes}
+        cards = CardUse("cuda:0", 0.5), CardUse("cuda:1", 0.4)
+        causes = causes_in(each_outcome(report_of(single(), row(method, made)), cards=cards))
         assert ("idle GPU" in causes) == named and (not named or causes["idle GPU"].values["n"] == 0.5)
 
 

@@ -190,23 +190,18 @@ def test_a_longer_start_up_is_told_with_a_decision_by_epochs(epochs, said):
 
 
 @pytest.mark.parametrize(
-    "start, first, kind", [(0.0, None, "epoch"), (0.0, 2.2, "epoch"), (0.0, 2.3, "run"), (0.3, None, "run")]
+    "values, kind",
+    [
+        ({}, "epoch"),
+        ({"first": 2.2}, "epoch"),
+        ({"first": 2.3}, "run"),
+        ({"startup_seconds": 0.3}, "run"),
+        ({"startup_seconds": 9.0, "simulated": True}, "epoch"),
+    ],
 )
-def test_start_up_and_a_long_first_epoch_make_whole_runs_decide(start, first, kind):
-    (choice,) = analyse(report_of((configuration(), runs(first=first, startup_seconds=start)))).decisions
-    assert choice.wall_time.kind == kind
-
-
-def test_the_start_up_of_simulated_rows_and_scripts_does_not_decide():
-    alone = configuration(), runs()
-    simulated = configuration("dp"), runs("dp", startup_seconds=9.0, simulated=True)
-    (choice,) = analyse(report_of(alone, simulated)).decisions
-    assert choice.wall_time.kind == "epoch"
-
-
-def test_one_row_with_a_long_start_up_makes_whole_runs_decide():
-    rows = (configuration(), runs()), (configuration("ddp"), runs("ddp", startup_seconds=0.3))
-    assert analyse(report_of(*rows)).decisions[0].wall_time.kind == "run"
+def test_a_long_start_up_or_first_epoch_of_one_row_makes_whole_runs_decide_unless_it_is_simulated(values, kind):
+    rows = (configuration(), runs()), (configuration("dp"), runs("dp", **values))
+    assert analyse(report_of(*rows)).decisions[0].wall_time.kind == kind
 
 
 def test_epochs_decide_with_their_evaluation_and_at_full_length():

@@ -178,8 +178,3 @@ def test_utilisation_is_the_share_of_all_cards_peak_at_the_precision(report, mfu
     write_csv(analysis, tmp_path / "results.csv")
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert not single.get("mfu") and ddp.get("mfu") == (mfu and str(measure(report).summaries["ddp"].mfu))
-
-
-def test_the_only_timed_epoch_suffices_to_find_a_long_first_one():
-    found = summary_of(*(make_result(seconds=seconds) for seconds in ((9.0, 1.0), (9.1, 1.0)))).warnings
-    assert [(warning.kind, warning.values["x"]) for warning in found] == [("long first epoch", pytest.approx(9.05))]

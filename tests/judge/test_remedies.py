@@ -14,7 +14,7 @@ from comparison.show import figures
 from comparison.show.report import PROOF, present
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, tell_proofs
-from tests.reports import JITTER, configuration, ddp, each_epoch, halves, pipeline, rank, report_of, run, runs, single
+from tests.reports import configuration, ddp, each_epoch, each_run, halves, pipeline, rank, report_of, runs, single
 
 NEAR = (1.0, 1.01, 0.99)
 
@@ -88,7 +88,7 @@ def test_the_remedy_of_too_many_workers_is_one_for_each_process():
     values = {**WORKERS, "workers_per_process": 4}
 
     def queues(row, share):
-        return row, [run(rank(halves(), queued=share), factors=3 * (factor,), **values) for factor in JITTER]
+        return row, each_run(rank(halves(), queued=share), **values)
 
     crowded = queues(configuration(num_workers=4), 0.5)
     (remedy,) = remedies(crowded)
@@ -97,7 +97,7 @@ def test_the_remedy_of_too_many_workers_is_one_for_each_process():
     (proof,) = find_proofs(analyse(report_of(crowded)), report_of(crowded, queues(remedy.configuration, 0.1)))
     assert proof.measured.value == pytest.approx(0.8 * remedy.predicted.value)
     ranks = [rank(halves(), queued=share) for share in (0.5, 0.5, 0.2)]  # whose mean counts, not the one in the middle
-    unlike = crowded[0], [run(*ranks, factors=3 * (factor,), **{**values, "world_size": 1}) for factor in JITTER]
+    unlike = crowded[0], each_run(*ranks, **values, world_size=1)
     (proof,) = find_proofs(analyse(report_of(crowded)), report_of(unlike, queues(remedy.configuration, 0.0)))
     assert proof.measured.value == pytest.approx(0.8 * remedy.predicted.value, rel=0.01)
 
@@ -150,21 +150,21 @@ def test_a_missing_proof_is_explained_if_requested(rows, settings, why):
     assert tell_proofs(analyse(report_of(single(), slow("exchange"), prove=True)), []) == []  # not yet
 
 
-def steps_of(remedy_row, changed, jitter=JITTER):
+def steps_of(remedy_row, changed, **blocks):
     """Runs of two ranks that halve every phase; changed: the phases that differ."""
     own = rank(halves(**changed))
-    return remedy_row, [run(own, own, factors=3 * (factor,)) for factor in jitter]
+    return remedy_row, each_run(own, own, **blocks)
 
 
-def proved(remedied, own=None, sham=None, busy=0.0, jitter=JITTER):
-    """Prove an exchange of 6 ms. remedied, own, sham: changed phases of the three rows."""
+def proved(remedied, own=None, sham=None, busy=0.0, **blocks):
+    """Prove an exchange of 6 ms. remedied, own, sham: changed phases of the three rows. blocks: as for each_run."""
     analysis = analyse(report_of(single(), slow("exchange")))
     (remedy,) = find_remedies(analysis)
     slowed = {"exchange": 6.0}
     proof = report_of(
-        steps_of(remedy.row, own or slowed, jitter),
-        steps_of(remedy.configuration, remedied, jitter),
-        steps_of(remedy.sham, sham or slowed, jitter),
+        steps_of(remedy.row, own or slowed, **blocks),
+        steps_of(remedy.configuration, remedied, **blocks),
+        steps_of(remedy.sham, sham or slowed, **blocks),
         foreign_cores={"ddp": busy},
     )
     (result,) = find_proofs(analysis, proof)

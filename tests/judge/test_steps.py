@@ -10,7 +10,7 @@ import pytest
 
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import critical_rank, mean_phases, mean_ranks, queued_share, rank_means
+from comparison.judge.ranks import critical_rank, mean_ranks, means_by_name, queued_share, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
 from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
@@ -119,13 +119,30 @@ def test_phases_are_the_critical_ranks():
 
 
 def test_phases_must_be_known_in_every_epoch():
-    assert mean_phases([PhaseTimes(1.0), PhaseTimes(4.0, 2.0)], [2, 1]) == {"data": 2.0}
+    assert means_by_name([{"data": 1.0}, {"data": 4.0, "transfer": 2.0}], [2, 1]) == {"data": 2.0}
 
 
 def test_ranks_must_be_recorded_in_every_epoch():
     result = of_ranks((1.0, 20.0, 0.0), (1.1, 20.0, 0.0))
     older = replace(result, epochs=(result.epochs[0], replace(result.epochs[1], ranks=()), result.epochs[2]))
     assert len(rank_means(result)) == 2 and rank_means(older) == []
+
+
+def test_the_means_of_a_rank_are_over_all_steps_and_of_what_every_epoch_knows():
+    first, second = rank(STEP_MS, waits=Waits(1.0, {"data": 1.0})), rank({**STEP_MS, "data": 5.0})
+
+    def means_of(*epochs):
+        made = run(first)
+        steps = zip((10, 30, 10), (first, *epochs), strict=True)
+        kept = tuple(replace(made.epochs[0], steps=count, ranks=(own,)) for count, own in steps)
+        (means,) = rank_means(replace(made, epochs=kept))
+        return means
+
+    means = means_of(first, replace(second, waits=Waits(5.0, {"data": 5.0})))
+    assert (means.step, means.cpu, means.queued) == pytest.approx((21.0, 0.95 * 21.0, 0.01 * 21.0))  # 0.84 s, 40 steps
+    assert (means.phases["data"], means.waited, means.caused["data"]) == pytest.approx((2.0, 2.0, 2.0))
+    unknown = means_of(first, replace(second, queue_seconds=None))
+    assert (unknown.queued, unknown.waited, unknown.caused) == (None, None, {})
 
 
 def test_the_means_over_one_run_are_its_own_and_ranks_queue_on_average():
