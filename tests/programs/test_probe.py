@@ -1,6 +1,5 @@
 """The probe's measurements before a comparison, and the difference between two runs' weights."""
 
-import contextlib
 import json
 import math
 import time
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from common.engine import timing
+from common.engine.timing import block_seconds
 from common.errors import SuiteError
 from common.machine.cores import SHORT_SLICE
 from common.models.build import block_names, build_network
@@ -150,25 +149,10 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypat
     assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
 
 
-class FakeStopwatch(contextlib.nullcontext):
-    def __init__(self, devices):
-        assert [device.type for device in devices] == ["cuda"]
-        super().__init__(SimpleNamespace(seconds=40.0))
-
-
-def test_a_time_on_a_gpu_is_the_mean_of_twenty_calls(monkeypatch):
-    """A single call would include the launch and the wait for its end, which overlap with kernels in a training."""
-    steps = []
-    monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
-    monkeypatch.setattr(probe, "Stopwatch", FakeStopwatch)
-    monkeypatch.setattr(timing, "Stopwatch", FakeStopwatch)
-    assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
-    assert len(steps) == 7 * 20
-    with pretended_gpus("GPU"):
-        model = build_network("mlp", (1, 28, 28), 0).to("cuda")
-        model.hidden.register_forward_hook(lambda *_: steps.append(1))
-        assert timing.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
-    assert len(steps) == 7 * 20 + 3 * 20
+def test_a_block_is_timed_after_a_warm_up():
+    calls, model = [], build_network("mlp", (1, 28, 28), 0)
+    model.hidden.register_forward_hook(lambda *_: calls.append(1))
+    assert len(block_seconds(model, torch.zeros(2, 1, 28, 28), repeats=2)) == 2 and len(calls) == 3
 
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
