@@ -172,12 +172,6 @@ def free_port():
         return listening.getsockname()[1]
 
 
-def second_training():
-    """Train in another process before this one does."""
-    if "SECOND" not in os.environ:
-        subprocess.run([sys.executable, __file__, "ends"], env={**os.environ, "SECOND": "1"}, check=True)
-
-
 def with_lightning(network, optimizer):
     from lightning.pytorch import LightningModule, Trainer
 
@@ -315,7 +309,8 @@ def main():
 
 
 if __name__ == "__main__":
-    second_training() if style == "starts another" else None
+    if style == "starts another":  # which trains before this process does
+        subprocess.run([sys.executable, __file__, "ends"], check=True)
     if style == "no step at all":
         sys.exit()
     elif style == "notebook launcher":
