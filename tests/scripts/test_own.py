@@ -79,6 +79,14 @@ def pair(shape, classes):
 
 def alone(shape, classes):
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(784, classes)))
+
+
+def lazy(shape, classes):
+    return nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Dropout(), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def deep(shape, classes):
+    return nn.Sequential(nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(1352, classes))
 """
 
 
@@ -123,22 +131,9 @@ def test_networks_accept_other_image_sizes(name, size):
     assert (len(model) == 1) == (":" in name)
 
 
-LAYERS = """from torch import nn
-
-
-def lazy(shape, classes):
-    return nn.Sequential(nn.LazyConv2d(2, 3), nn.LazyBatchNorm2d(), nn.Dropout(), nn.Flatten(), nn.LazyLinear(classes))
-
-
-def deep(shape, classes):
-    return nn.Sequential(nn.Unflatten(1, (1, 1)), nn.Conv3d(1, 2, (1, 3, 3)), nn.Flatten(), nn.Linear(1352, classes))
-"""
-
-
 @pytest.mark.parametrize("name, rank", [("lazy", 4), ("deep", 5)])
-def test_layers_with_lazy_or_five_dimensional_weights(name, rank, tmp_path):
-    (tmp_path / "net.py").write_text(LAYERS)
-    network, same = (build_network(f"{tmp_path}/net.py:{name}", (1, 28, 28), 0) for _ in range(2))
+def test_layers_with_lazy_or_five_dimensional_weights(name, rank, networks):
+    network, same = (build_network(f"{networks}:{name}", (1, 28, 28), 0) for _ in range(2))
     (weight,) = [weight for weight in network.parameters() if weight.dim() == rank]
     assert weight.is_contiguous(memory_format=torch.channels_last if rank == 4 else torch.contiguous_format)
     assert network.training and network(torch.randn(3, 1, 28, 28)).shape == (3, 10)
