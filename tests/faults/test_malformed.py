@@ -1,6 +1,5 @@
 """Deliberately malformed input: results with a correct checksum, special files, unusual names."""
 
-import copy
 import functools
 import itertools
 import json
@@ -52,7 +51,7 @@ def signed(directory, path, value):
     else:
         parent[key] = value
     file = directory / "results.json"
-    file.write_text(json.dumps({**values, "sha256": json_checksum(copy.deepcopy(values))}))
+    file.write_text(json.dumps({**values, "sha256": json_checksum(values)}))
     return file
 
 

@@ -132,7 +132,6 @@ def step(network, optimizer, images, labels, update=True):
     if update:
         optimizer.step()
         optimizer.zero_grad()
-    time.sleep(OWN)
 
 
 def closure_step(network, optimizer, images, labels):
@@ -143,7 +142,6 @@ def closure_step(network, optimizer, images, labels):
         return loss
 
     optimizer.step(closure)
-    time.sleep(OWN)
 
 
 def scaled_step(scaler, network, optimizer, images, labels, number):
@@ -154,7 +152,6 @@ def scaled_step(scaler, network, optimizer, images, labels, number):
         network.layer.weight.grad.fill_(float("inf"))
     scaler.step(optimizer)
     scaler.update()
-    time.sleep(OWN)
 
 
 def two_optimizers(networks, optimizers, images, labels):
@@ -163,7 +160,6 @@ def two_optimizers(networks, optimizers, images, labels):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    time.sleep(OWN)
 
 
 def free_port():
@@ -297,6 +293,7 @@ def main():
                 two_optimizers((network, other), (optimizer, second), images, labels)
             else:
                 step(network, optimizer, images, labels, style != "accumulation" or number % 2 == 1)
+            time.sleep(OWN)
             if style == "slow rank" and rank == 1:
                 time.sleep(0.050)
         evaluate(network)
