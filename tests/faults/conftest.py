@@ -48,11 +48,11 @@ def record_fault(record_property):
 
 
 @pytest.fixture
-def injected(tmp_path):
+def injected():
     """injected(fault, rank, epoch): environment variables that make a rank run `fault` at the start of an epoch."""
 
     def injected(fault, rank=0, epoch=1):
-        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch), "FAULT_MARKER": str(tmp_path / "fault")}
+        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch)}
         return {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, **where}
 
     return injected

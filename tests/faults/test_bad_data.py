@@ -86,10 +86,8 @@ def mnist(server, known):
     """A small MNIST on the local server."""
     archives, decoded, random = [], [], np.random.default_rng(0)
     for split, size in (("train", 40), ("t10k", 20)):
-        for name, array in (
-            (f"{split}-images-idx3-ubyte", random.integers(0, 256, (size, 28, 28), np.uint8)),
-            (f"{split}-labels-idx1-ubyte", np.arange(size) % 10),
-        ):
+        images, labels = random.integers(0, 256, (size, 28, 28), np.uint8), np.arange(size) % 10
+        for name, array in ((f"{split}-images-idx3-ubyte", images), (f"{split}-labels-idx1-ubyte", labels)):
             content, decoded = idx(array), [*decoded, array]
             packed = gzip.compress(content)
             archives.append((Archive(f"{name}.gz", md5_of(packed), {f"MNIST/raw/{name}": md5_of(content)}), packed))
@@ -109,11 +107,8 @@ def cifar10(server, known):
             entry.size = len(inside)
             archive.addfile(entry, io.BytesIO(inside))
     packed, sums = buffer.getvalue(), {name: md5_of(inside) for name, inside in files.items()}
-    known(
-        "cifar10",
-        [(Archive("cifar-10-python.tar.gz", md5_of(packed), sums), packed)],
-        (images, labels, images[:10], labels[:10]),
-    )
+    archive = Archive("cifar-10-python.tar.gz", md5_of(packed), sums)
+    known("cifar10", [(archive, packed)], (images, labels, images[:10], labels[:10]))
     return server
 
 
@@ -196,9 +191,6 @@ def test_concurrent_processes_download_the_data_once(mnist, tmp_path, record_fau
 # ---- Files
 
 
-LABELS = "MNIST/raw/train-labels-idx1-ubyte"
-
-
 @pytest.mark.parametrize(
     "fault, damage, message",
     [
@@ -208,7 +200,8 @@ LABELS = "MNIST/raw/train-labels-idx1-ubyte"
     ],
 )
 def test_a_damaged_file(fault, damage, message, mnist, tmp_path, refused):
-    config, path, decoded = config_of("mnist", tmp_path), tmp_path / LABELS, tmp_path / "decoded"
+    config, decoded = config_of("mnist", tmp_path), tmp_path / "decoded"
+    path = tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte"
     load_image_set(config)
     stamp = path.stat()
     path.write_bytes(damage(path.read_bytes()))

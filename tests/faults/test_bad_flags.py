@@ -150,11 +150,6 @@ def test_seeds_of_blocks_wrap_around_at_the_maximum(monkeypatch, tmp_path):
     assert seeds == [2**31 - 2, 2**31 - 1, 0, 1]
 
 
-def test_many_more_processes_than_cores(planned, capsys):
-    planned("--nproc 4096 --batch-size 4096 --dry-run")
-    assert capsys.readouterr().err.startswith("warning: --nproc 4096: the processes share 2 cores, so ")
-
-
 def test_more_ranks_than_fit_into_memory(mounted, tmp_path, rejected):
     known = Path("/proc/meminfo").read_text()
     (tmp_path / "meminfo").write_text(re.sub(r"(?m)^(MemAvailable:) *\d+", r"\1 100000", known))

@@ -21,9 +21,8 @@ def crashed(tmp_path, record_fault):
     """crashed(fault, command): the states in which a crash may leave tmp_path/place; each file in them is whole."""
 
     def crashed(fault, *command):
-        calls, states = whole_states(
-            [sys.executable, *map(str, command)], tmp_path, cwd=PROJECT, env=child_environment()
-        )
+        words = [sys.executable, *map(str, command)]
+        calls, states = whole_states(words, tmp_path, cwd=PROJECT, env=child_environment())
         record_fault(fault, 0, f"{calls} system calls, {len(states)} states after a crash, all whole", None)
         return states
 

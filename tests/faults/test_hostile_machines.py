@@ -13,7 +13,7 @@ from common.engine.compiled import has_compiler, replace_network
 from common.errors import MACHINE
 from common.machine.begin import PACKAGES
 from common.models.build import build_network
-from tests.fixtures import PROJECT, give_up_root, make_config, small
+from tests.fixtures import PROJECT, give_up_root, make_config
 from tests.trainings import make_context
 
 SCRIPT = "data_parallel_train.py"
@@ -159,15 +159,14 @@ def test_the_checked_packages_are_the_requirements():
     assert [line.partition(">=")[0] for line in lines] == [*PACKAGES]
 
 
-@pytest.fixture(scope="session")
-def gbk(tmp_path_factory):
-    """Environment variables of a GBK locale, generated here as few systems have one."""
-    place = tmp_path_factory.mktemp("locales") / "zh_CN.gbk"
+def gbk_in(directory):
+    """Return environment variables of a GBK locale, generated here as few systems have one."""
+    place = directory / "zh_CN.gbk"
     if shutil.which("localedef"):
         subprocess.run(["localedef", "-i", "zh_CN", "-f", "GBK", place], capture_output=True)  # it may warn
     if not (place / "LC_CTYPE").exists():
         pytest.skip("this system cannot make a locale (localedef)")
-    return {"LOCPATH": str(place.parent), "LC_ALL": place.name}
+    return {"LOCPATH": str(directory), "LC_ALL": place.name}
 
 
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -175,8 +174,8 @@ NO_DISPLAY = {"MPLBACKEND": "TkAgg", "DISPLAY": ""}
 
 
 @pytest.mark.parametrize("encoding, shown", [("ascii", "DDP ?2"), ("gbk", "DDP ×2")])
-def test_a_terminal_with_a_small_character_set_and_no_display(encoding, shown, project, request, tmp_path):
-    environment = NO_DISPLAY | (request.getfixturevalue("gbk") if encoding == "gbk" else ASCII)
+def test_a_terminal_with_a_small_character_set_and_no_display(encoding, shown, project, tmp_path):
+    environment = NO_DISPLAY | (gbk_in(tmp_path) if encoding == "gbk" else ASCII)
     output = tmp_path / ("中文" if encoding == "gbk" else "shown")
     options = {"tiny": False, "environment": environment, "encoding": encoding}
     done = project(f"compare_parallel.py --from {LADDER} --output-dir", output, **options)
@@ -201,9 +200,10 @@ def test_a_tmpdir_that_fills_up(rejected, mounted, short_directory):
 
 
 def test_a_clock_that_steps_back(train, injected, tmp_path):
-    back, start = injected("setattr(time, 'time', lambda now=time.time: now() - 3600)"), time.perf_counter()
-    result, *_ = train(SCRIPT, environment=back)
-    assert (tmp_path / "fault").exists()
+    stepped, start = tmp_path / "stepped", time.perf_counter()
+    back = f"(setattr(time, 'time', lambda now=time.time: now() - 3600), open({str(stepped)!r}, 'w'))"
+    result, *_ = train(SCRIPT, environment=injected(back))
+    assert stepped.exists()
     assert 0 < result["startup_seconds"] < result["total_seconds"] < time.perf_counter() - start
     assert 0 < result["epochs"][0]["train_seconds"] < result["total_seconds"]
 
@@ -243,9 +243,8 @@ WORKERS, RANKS = " ".join(map(str, range(0, 400, 2))), "ddp_train.py --spawn 2 -
     ],
     ids=["closed", "a plan", "ranks"],
 )
-def test_stdout_that_is_closed(command, redirection, code, output, project, data_root, tmp_path):
-    words = small(command, data_root, "--figure-dir", tmp_path) if "ddp" in command else [command]
-    shell = f"set -o pipefail; {sys.executable} {' '.join(words)} {redirection}"
-    run = "import os, sys; os.execvp('bash', ['bash', '-c', sys.argv[1]])"
-    done = project("-c", run, shell, tiny=False)
+def test_stdout_that_is_closed(command, redirection, code, output, project, tmp_path):
+    redirect, trains = ["bash", "-c", f'set -o pipefail; "$@" {redirection}', "bash"], command.startswith(RANKS)
+    place = ("--figure-dir", tmp_path) if trains else ()
+    done = project(command, *place, tiny=trains, before=redirect)
     assert (done.returncode, done.stderr, done.stdout) == (code, "", output)

@@ -84,6 +84,13 @@ def test_no_process_is_left_after_a_signal(
     wait_until(lambda: not list(short_directory.glob("parallel-training-*")), 2)  # torchrun leaves its own directory
 
 
+@pytest.mark.parametrize("script", [["data_parallel_train.py"], SPAWN])
+def test_a_training_with_workers_leaves_no_temporary_file(script, data_root, tmp_path, short_directory, marked):
+    words = *script, *TRAINING, "--epochs", 1, "--quiet", "--data-root", data_root, "--figure-dir", tmp_path
+    assert marked(*words, TMPDIR=str(short_directory)).wait(100) == 0
+    assert not [*short_directory.iterdir()]
+
+
 SLOW_IMPORT = """
 import os, sys, time
 class Slow:
@@ -93,13 +100,6 @@ class Slow:
             time.sleep(60)
 sys.meta_path.insert(0, Slow())
 """
-
-
-@pytest.mark.parametrize("script", [["data_parallel_train.py"], SPAWN])
-def test_a_training_with_workers_leaves_no_temporary_file(script, data_root, tmp_path, short_directory, marked):
-    words = *script, *TRAINING, "--epochs", 1, "--quiet", "--data-root", data_root, "--figure-dir", tmp_path
-    assert marked(*words, TMPDIR=str(short_directory)).wait(100) == 0
-    assert not [*short_directory.iterdir()]
 
 
 def test_a_rank_whose_launcher_is_killed_while_it_imports_torch(tmp_path, marked):

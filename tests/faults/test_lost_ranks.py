@@ -8,6 +8,7 @@ import sys
 import threading
 from functools import partial
 from multiprocessing.reduction import DupFd
+from unittest import mock
 
 import pytest
 import torch
@@ -87,13 +88,6 @@ def test_a_rank_that_still_waits_is_not_blamed_for_a_hang(monkeypatch):
     late.join()
 
 
-class SilentStore:
-    """A store whose host is gone."""
-
-    def set(self, *_):
-        raise torch.distributed.DistNetworkError("Connection reset by peer")
-
-
 @pytest.mark.parametrize(
     "held_by_torchrun, words",
     [("False", "rank 0 did not answer in time"), ("True", "n0, where the ranks meet, did not answer")],
@@ -101,7 +95,8 @@ class SilentStore:
 def test_a_lost_host_of_the_store_is_named(held_by_torchrun, words, monkeypatch, refused):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", held_by_torchrun)
     monkeypatch.setenv("MASTER_ADDR", "n0")
-    monkeypatch.setattr(lost_ranks, "group_store", SilentStore)
+    silent = mock.Mock(**{"set.side_effect": torch.distributed.DistNetworkError("Connection reset by peer")})
+    monkeypatch.setattr(lost_ranks, "group_store", lambda: silent)
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
     with refused(f"the store's host is lost: {words}", 1, words), lost_ranks.name_lost_ranks(30.0):

@@ -1,12 +1,10 @@
 """Deliberately malformed input: results with a correct checksum, special files, unusual names."""
 
-import copy
 import functools
 import itertools
 import json
 import operator
 import os
-import sys
 
 import pytest
 from PIL import Image
@@ -53,17 +51,17 @@ def signed(directory, path, value):
     else:
         parent[key] = value
     file = directory / "results.json"
-    file.write_text(json.dumps({**values, "sha256": json_checksum(copy.deepcopy(values))}))
+    file.write_text(json.dumps({**values, "sha256": json_checksum(values)}))
     return file
 
 
 @pytest.fixture
-def refuse_both(monkeypatch, tmp_path, refused):
+def refuse_both(type_in, tmp_path, refused):
     """refuse_both(fault, file, *parts): assert that --from and --diff refuse a file and write nothing."""
 
     def refuse_both(fault, file, *parts):
         for flags in (("--from", file, "--output-dir", tmp_path / "shown"), ("--diff", GENUINE, file)):
-            monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *map(str, flags)])
+            type_in("compare_parallel.py", *flags)
             with refused(f"{flags[0]} {fault}", DATA, str(file), *parts):
                 compare_parallel.main()
         assert not (tmp_path / "shown").exists()
@@ -109,22 +107,17 @@ def test_special_files_instead_of_results(fault, make, words, refuse_both, tmp_p
 TOO_LONG = "x" * 300
 
 
-@pytest.mark.parametrize("flag", ["--output", "--save", "--checkpoint"])
-def test_output_names_that_are_too_long(flag, parsed, tmp_path, refused):
-    with refused(f"{flag} of 300 characters", USAGE, "cannot write ", "File name too long"):
-        parsed(flag, tmp_path / TOO_LONG)
-
-
 @pytest.mark.parametrize(
     "flag, value, words",
     [
+        *((flag, TOO_LONG, f"cannot write {TOO_LONG}; File name") for flag in ("--output", "--save", "--checkpoint")),
         ("--resume", TOO_LONG, "File name too long"),
         ("--model", f"{TOO_LONG}.py:build", "this name is too long for a file; "),
         ("--dataset", f"folder:{TOO_LONG}", "this name is too long for a file; "),
     ],
 )
-def test_input_names_that_are_too_long(flag, value, words, monkeypatch, tmp_path, refused):
-    monkeypatch.setattr(sys, "argv", [SCRIPT, flag, value, "--figure-dir", str(tmp_path)])
+def test_names_that_are_too_long(flag, value, words, type_in, monkeypatch, tmp_path, refused):
+    type_in(SCRIPT, flag, value, "--figure-dir", tmp_path)
     with refused(f"{flag} of 300 characters", USAGE, words):
         try:
             run_in_process(monkeypatch, SCRIPT)

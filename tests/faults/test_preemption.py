@@ -4,8 +4,8 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ STEPS = 60
 
 
 @pytest.fixture
-def training(project, injected, tmp_path):
+def training(project, injected, tmp_path, short_directory):
     """training(command, name, fault, *flags): train two epochs, with a fault in the second on the last rank.
 
     Returns the finished process. Its attribute `left` names the temporary files it left.
@@ -33,15 +33,14 @@ def training(project, injected, tmp_path):
         breaking = injected(fault, 0 if command.startswith(SINGLE) else 1, epoch=2) if fault else {}
         outputs = [word for flag in writes for word in (f"--{flag}", tmp_path / f"{name}.{flag}")]
         size = f"--model mlp --train-size {48 * STEPS} --epochs 2 --figure-dir {tmp_path}"
-        with tempfile.TemporaryDirectory() as temporary:  # tmp_path would be too long for sockets
-            done = project(
-                f"{command} {size}",
-                *(*outputs, *flags),
-                environment={"TMPDIR": temporary, **breaking},
-                start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored under nohup
-            )
-            left = [name for name in os.listdir(temporary) if not name.startswith("torchelastic_")]
+        done = project(
+            f"{command} {size}",
+            *(*outputs, *flags),
+            environment={"TMPDIR": str(short_directory), **breaking},
+            start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored under nohup
+        )
+        left = [name for name in os.listdir(short_directory) if not name.startswith("torchelastic_")]
         done.left = [*left, *(path.name for path in tmp_path.glob("*.part"))]
         return done
 
@@ -68,22 +67,18 @@ TWICE = (
 )
 def test_ranks_agree_on_the_last_step(signalled, last):
     """signalled: the step of 20 after which each rank has the signal. All start a step together, like with DDP."""
-    store, together, ended = torch.distributed.HashStore(), threading.Barrier(len(signalled), timeout=20), {}
+    store, together = torch.distributed.HashStore(), threading.Barrier(len(signalled), timeout=20)
 
     def train(rank):
         place = Rank(rank, len(signalled), torch.device("cpu"), store, make_config(), None)
         for step in range(1, 21):
             together.wait()
-            ended[rank] = step
             if step >= signalled[rank] and place.all_stop_after(step):
                 break
+        return step
 
-    threads = [threading.Thread(target=train, args=(rank,)) for rank in range(len(signalled))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ended == dict.fromkeys(range(len(signalled)), last)
+    with ThreadPoolExecutor(len(signalled)) as pool:
+        assert [*pool.map(train, range(len(signalled)))] == [last] * len(signalled)
 
 
 @pytest.mark.parametrize("checkpoint, last", [("file.pt", 4), (None, 20)])
@@ -117,15 +112,12 @@ def test_a_rank_that_was_not_told_asks_the_others_if_there_will_be_a_checkpoint(
 )
 def test_a_signal_and_resume(command, fault, number, code, training, tmp_path):
     done = training(command, "cut", fault.format(number))
-    lines = [line for line in done.stderr.splitlines() if line.startswith("Ended by")]
     assert done.returncode == code, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("Ended by"))
     steps = json.loads((tmp_path / "cut.output").read_text())["reason"].split("epoch 2 after ")[1]
-    assert lines == [
-        f"Ended by {number} in epoch 2 after {steps}; continue with --resume {tmp_path / 'cut.checkpoint'}"
-    ]
-    assert (
-        1 <= int(steps.split()[0]) < STEPS + ((command, fault) == (SPAWN, ITSELF))
-    )  # the other rank may be asked later
+    assert line == f"Ended by {number} in epoch 2 after {steps}; continue with --resume {tmp_path / 'cut.checkpoint'}"
+    last = STEPS - ((command, fault) != (SPAWN, ITSELF))  # there, the other rank may be asked later
+    assert 1 <= int(steps.split()[0]) <= last
     assert done.left == [] and not (tmp_path / "cut.save").exists()
     shutil.copy(tmp_path / "cut.checkpoint", tmp_path / "rest.checkpoint")
     rest = training(command, "rest", None, "--resume", tmp_path / "rest.checkpoint")
@@ -165,15 +157,10 @@ def test_a_signal_with_a_full_disk(small_disk, injected, tmp_path, rejected):
     disk = tmp_path / "disk"
     disk.mkdir()
     list_files = ["sh", "-c", '"$@"; code=$?; ls -A "$0"; exit $code', str(disk)]
-    done = rejected(
-        SHORT,
-        1,
-        f"cannot write all of {disk / 'checkpoint'}; No space",
-        *("--output", disk / "file", "--checkpoint", disk / "checkpoint", "--figure-dir", tmp_path),
-        fault="SIGTERM, and no room for the checkpoint",
-        before=[*small_disk("300k", disk), *list_files],
-        environment=injected(ITSELF.format("SIGTERM")),
-    )
+    files = ("--output", disk / "file", "--checkpoint", disk / "checkpoint", "--figure-dir", tmp_path)
+    options = {"before": [*small_disk("300k", disk), *list_files], "environment": injected(ITSELF.format("SIGTERM"))}
+    words, fault = f"cannot write all of {disk / 'checkpoint'}; No space", "SIGTERM, and no room for the checkpoint"
+    done = rejected(SHORT, 1, words, *files, fault=fault, **options)
     assert done.stdout.splitlines()[-1] == "file" and "checkpoint\n" not in done.stdout
 
 

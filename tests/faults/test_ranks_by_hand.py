@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from argparse import Namespace
@@ -71,12 +70,12 @@ def test_invalid_environment_variables_of_a_rank(name, value, message, monkeypat
         find_ranks(make_config(), Namespace(dist_timeout=1))
 
 
-def attempt(store, ranks, world_size=3):
-    """Let some ranks of an attempt meet in a store. Return the value of rank 0 that each of them reads, or None."""
+def attempt(store, ranks):
+    """Let some of three ranks meet in a store. Return the value of rank 0 that each of them reads, or None."""
 
     def meet(rank):
         with contextlib.suppress(dist.DistStoreError):
-            part = of_attempt(store, rank, world_size)
+            part = of_attempt(store, rank, 3)
             if rank == 0:
                 part.set("value", uuid.uuid4().hex)
             return part.get("value")
@@ -194,24 +193,23 @@ class Store:
 
 def together(*ranks):
     """Let ranks compare their settings in threads. Return the error message of each, or None."""
-    shared, answers, raised, known = dist.HashStore(), [], {}, []
+    shared, answers, known = dist.HashStore(), [], []
 
     def compare(rank, device, values, image_set):
+        own = Store(shared, rank, answers)
+        place, message = Rank(rank, len(ranks), device, own, make_config(**values), Namespace()), None
         try:
-            own = Store(shared, rank, answers)
-            Rank(rank, len(ranks), device, own, make_config(**values), Namespace()).check_same_settings(image_set)
+            place.check_same_settings(image_set)
         except SuiteError as error:
-            raised[rank] = str(error)
+            message = str(error)
         if rank == 0:
             known.extend(answers)
+        return message
 
-    threads = [threading.Thread(target=compare, args=(rank, *values)) for rank, values in enumerate(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        messages = [*pool.map(compare, range(len(ranks)), *zip(*ranks, strict=True))]
     assert known == [*range(len(ranks))]  # rank 0, which may host the store, waited until all had read
-    return [raised.get(rank) for rank in range(len(ranks))]
+    return messages
 
 
 def test_ranks_that_see_one_gpu_each_must_see_different_ones(monkeypatch):

@@ -1,6 +1,5 @@
 """The probe's measurements before a comparison, and the difference between two runs' weights."""
 
-import contextlib
 import json
 import math
 import time
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from common.engine import timing
+from common.engine.timing import block_seconds
 from common.errors import SuiteError
 from common.machine.cores import SHORT_SLICE
 from common.models.build import block_names, build_network
@@ -115,24 +114,18 @@ def test_the_probe_on_a_gpu_reports_its_memory(shared, free, probed, monkeypatch
 IMAGES = SimpleNamespace(image_shape=(1, 2, 2), classes=tuple("0123456789"))
 
 
-class Recorder(torch.nn.Linear):
-    """A network that records the size of each batch, and calls before(size, number of calls)."""
-
-    def __init__(self, before):
-        super().__init__(4, 10)
-        self.before, self.calls = before, []
-
-    def forward(self, images):
-        self.calls.append(len(images))
-        self.before(len(images), len(self.calls))
-        return super().forward(images.flatten(1))
-
-
 def step_times(monkeypatch, before, sizes, seconds=0.0):
+    """Return the step times of a network that calls before(batch size, number of calls), and the sizes in order."""
     monkeypatch.setattr(probe, "SECONDS_PER_MEASUREMENT", seconds)
-    model = Recorder(before)
+    calls, model = [], torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 10))
+
+    def record(_, inputs):
+        calls.append(len(inputs[0]))
+        before(calls[-1], len(calls))
+
+    model.register_forward_pre_hook(record)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return probe.step_milliseconds(model, optimizer, IMAGES, sizes, torch.device("cpu")), model.calls
+    return probe.step_milliseconds(model, optimizer, IMAGES, sizes, torch.device("cpu")), calls
 
 
 def test_a_step_time_is_the_median_without_the_first_two(monkeypatch):
@@ -150,25 +143,10 @@ def test_sizes_take_turns_and_one_that_does_not_fit_is_left_out(error, monkeypat
     assert set(times) == {4, 8} and calls == [4, 9, 8] + 6 * [4, 8]
 
 
-class FakeStopwatch(contextlib.nullcontext):
-    def __init__(self, devices):
-        assert [device.type for device in devices] == ["cuda"]
-        super().__init__(SimpleNamespace(seconds=40.0))
-
-
-def test_a_time_on_a_gpu_is_the_mean_of_twenty_calls(monkeypatch):
-    """A single call would include the launch and the wait for its end, which overlap with kernels in a training."""
-    steps = []
-    monkeypatch.setattr(probe, "random_step", lambda *_: lambda: steps.append(1))
-    monkeypatch.setattr(probe, "Stopwatch", FakeStopwatch)
-    monkeypatch.setattr(timing, "Stopwatch", FakeStopwatch)
-    assert probe.step_milliseconds(None, None, IMAGES, [4], torch.device("cuda", 0)) == {4: 2000.0}
-    assert len(steps) == 7 * 20
-    with pretended_gpus("GPU"):
-        model = build_network("mlp", (1, 28, 28), 0).to("cuda")
-        model.hidden.register_forward_hook(lambda *_: steps.append(1))
-        assert timing.block_seconds(model, torch.zeros(2, 1, 28, 28, device="cuda"), repeats=2) == [2.0, 2.0]
-    assert len(steps) == 7 * 20 + 3 * 20
+def test_a_block_is_timed_after_a_warm_up():
+    calls, model = [], build_network("mlp", (1, 28, 28), 0)
+    model.hidden.register_forward_hook(lambda *_: calls.append(1))
+    assert len(block_seconds(model, torch.zeros(2, 1, 28, 28), repeats=2)) == 2 and len(calls) == 3
 
 
 @pytest.mark.parametrize("times, link", [({24: 5.0}, None), ({24: 5.0, 48: 9.0}, 2.0)])
@@ -243,13 +221,9 @@ def compute(seconds=0.01):
         pass
 
 
-class Computing(torch.utils.data.Dataset):
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, index):
-        compute()
-        return torch.zeros(1), 0
+def computed(numbers):
+    compute(0.01 * len(numbers))
+    return torch.zeros(len(numbers), 1), None
 
 
 def test_a_loaders_speed_excludes_its_start_and_its_cpu_time_includes_its_workers(monkeypatch):
@@ -259,7 +233,7 @@ def test_a_loaders_speed_excludes_its_start_and_its_cpu_time_includes_its_worker
     assert speed.num_workers == 3 and 300 < speed.images_per_second < 1001 and sleeping.passes > 5
     assert speed.cpu_seconds_per_image < 0.0005
     assert 0.001 <= probe.loader_speed(Source(compute), 0, cpu).cpu_seconds_per_image < 0.002
-    workers = torch.utils.data.DataLoader(Computing(), 2, num_workers=2, persistent_workers=True)
+    workers = torch.utils.data.DataLoader(range(100), 2, num_workers=2, persistent_workers=True, collate_fn=computed)
     # Workers prefetch images that are not counted, up to as many again on a busy machine.
     assert 0.005 < probe.loader_speed(workers, 2, cpu).cpu_seconds_per_image < 0.05
 

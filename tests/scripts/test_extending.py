@@ -22,10 +22,9 @@ MISTAKE = re.search(r"without `(.*?)`, the row has failed", EXTENDING)[1]
 
 def add_record(methods: Path, record: str):
     """Add an entry to the end of METHODS."""
-    before, start, after = methods.read_text().partition("\nMETHODS = {\n")
-    entries, end, rest = after.partition("\n}\n")
-    assert start and end
-    methods.write_text(f"{before}{start}{entries}\n{record}}}\n{rest}")
+    text = methods.read_text()
+    end = text.index("\n}\n", text.index("\nMETHODS = {\n")) + 1
+    methods.write_text(f"{text[:end]}{record}{text[end:]}")
 
 
 @pytest.fixture(scope="module")
@@ -49,21 +48,16 @@ def copy(data_root, tmp_path_factory):
 
 @pytest.fixture
 def follow(project, copy):
-    """Run a command of the page in the copy. Return its output."""
+    """follow(*parts): run the one command of the page that contains all parts in the copy. Return its output."""
 
-    def follow(command):
+    def follow(*parts, exit_code=0):
+        (command,) = (line for line in COMMANDS if all(part in line for part in parts))
         _, *arguments = shlex.split(command)
         done = project(*arguments, tiny=False, cwd=copy)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == exit_code, done.stdout + done.stderr
         return done.stdout
 
     return follow
-
-
-def command(*parts):
-    """The one command of the page that contains all `parts`."""
-    (found,) = (line for line in COMMANDS if all(part in line for part in parts))
-    return found
 
 
 def compared(copy):
@@ -84,13 +78,13 @@ NETWORKS = [("my_net.py", "my_net.py:build: 31,530 parameters"), ("torchvision:"
 
 @pytest.mark.parametrize("part, output", [NETWORKS[0], pytest.param(*NETWORKS[1], marks=pytest.mark.slow)])
 def test_a_network_is_accepted(part, output, follow):
-    assert output in follow(command("common.programs.model", part))
+    assert output in follow("common.programs.model", part)
 
 
 @pytest.mark.slow
 def test_a_custom_network_is_trained_and_compared(follow, copy):
-    assert "Epoch [2/2]" in follow(command("data_parallel_train.py", "my_net.py"))
-    assert "\nTest accuracy of all rows: " in follow(command("compare_parallel.py", "my_net.py"))
+    assert "Epoch [2/2]" in follow("data_parallel_train.py", "my_net.py")
+    assert "\nTest accuracy of all rows: " in follow("compare_parallel.py", "my_net.py")
     report = compared(copy)
     methods = {row.configuration.method for row in report.rows}
     completed = {row.configuration.method for row in report.rows if row.results}
@@ -99,18 +93,18 @@ def test_a_custom_network_is_trained_and_compared(follow, copy):
 
 @pytest.mark.slow
 def test_custom_blocks_are_split(follow, copy):
-    follow(command("my_blocks.py"))
+    follow("my_blocks.py")
     assert [not row.troubles for row in compared(copy).rows if row.results] == [True] * 3
 
 
 @pytest.mark.slow
 def test_a_folder_of_images_is_trained_on(follow):
-    assert "cat " in follow(command("folder:")).partition("Per class:")[2]
+    assert "cat " in follow("folder:").partition("Per class:")[2]
 
 
 @pytest.mark.slow
 def test_a_custom_method_is_one_script_and_one_record(follow, copy):
-    printed = follow(command("my-own"))
+    printed = follow("my-own")
     report = compared(copy)
     assert (copy / "figures" / "comparison" / "speed-up.png").stat().st_size > 1e4
     assert {row.configuration.method for row in report.rows if row.results} == {"single", "my-own"}
@@ -118,23 +112,19 @@ def test_a_custom_method_is_one_script_and_one_record(follow, copy):
     assert "\nmy own way " in printed.partition("\nMethod ")[2]
     rows = list(csv.DictReader((copy / "figures" / "comparison" / "results.csv").open()))
     assert rows[1]["method"] == "my-own" and float(rows[1]["epoch_seconds"]) > 0
-    text = (copy / "figures" / "comparison" / "report.md").read_text()
-    assert "\n| my own way " in text
+    assert "\n| my own way " in (copy / "figures" / "comparison" / "report.md").read_text()
 
 
 @pytest.mark.slow
-def test_a_mistake_in_a_custom_method_is_found(project, copy):
+def test_a_mistake_in_a_custom_method_is_found(follow, copy):
     script = copy / "my_own_train.py"
     right = script.read_text()
     assert MISTAKE in right
     script.write_text(right.replace(MISTAKE, ""))
     try:
-        _, *arguments = shlex.split(command("my-own"))
-        done = project(*arguments, tiny=False, cwd=copy)
+        assert "\nNext: fix “my own way”" in follow("my-own", exit_code=1)
     finally:
         script.write_text(right)
-    assert done.returncode == 1, done.stderr
-    assert "\nNext: fix “my own way”" in done.stdout, done.stdout
 
 
 def test_only_methods_py_contains_the_names_of_methods():

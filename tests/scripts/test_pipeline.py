@@ -33,9 +33,8 @@ def one_device(config, micro_batches):
 
     def train_step(images, labels, mark):
         images, whole = to_device(images, CPU), 0.0
-        for part, part_labels in zip(
-            images.tensor_split(micro_batches), labels.tensor_split(micro_batches), strict=True
-        ):
+        parts = (values.tensor_split(micro_batches) for values in (images, labels))
+        for part, part_labels in zip(*parts, strict=True):
             if len(part):
                 loss = loss_function(model(part), part_labels) * len(part) / len(images)
                 loss.backward()
@@ -43,10 +42,9 @@ def one_device(config, micro_batches):
         return whole
 
     torch.manual_seed(config.seed + 1)
-    training = train_one_epoch(
-        make_context(model), train_step, optimizer, build_schedule(optimizer, config, 9), train_loader, config
-    )
-    return model.state_dict(), training, evaluate(make_context(model), test_loader)
+    context, schedule = make_context(model), build_schedule(optimizer, config, 9)
+    training = train_one_epoch(context, train_step, optimizer, schedule, train_loader, config)
+    return model.state_dict(), training, evaluate(context, test_loader)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import re
 import shlex
 import statistics
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -38,6 +37,13 @@ def prose_of(*pages) -> str:
 def load_json(*path):
     """The contents of a JSON file in figures/."""
     return json.loads(FIGURES.joinpath(*path).read_text())
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """benchmark(name): import a module of benchmarks/."""
+    monkeypatch.syspath_prepend(PROJECT / "benchmarks")
+    return importlib.import_module
 
 
 @cache
@@ -106,10 +112,10 @@ def test_accuracies_on_real_data_are_documented_and_high_enough():
     assert mnist >= 0.99 and abs(mnist - ddp) <= 0.003 and cifar >= 0.80
 
 
-def test_equal_rows_are_not_distinguished_and_5_percent_is_found():
-    twins = load_json("benchmark", "twins.json")
-    comparisons, scores = twins["comparisons"], twins["scores"]
-    assert scores == benchmark("twins").scores([benchmark("twins").Comparison(**entry) for entry in comparisons])
+def test_equal_rows_are_not_distinguished_and_5_percent_is_found(benchmark):
+    twins, measured = benchmark("twins"), load_json("benchmark", "twins.json")
+    comparisons, scores = measured["comparisons"], measured["scores"]
+    assert scores == twins.scores([twins.Comparison(**entry) for entry in comparisons])
     blocks = statistics.median(entry["blocks"] for entry in comparisons)
     assert len(comparisons) == 10 and scores["twins_told_apart"] == 0 and scores["slower_found"] >= 8
     found, held = scores["slower_found"], scores["true_in_interval"]
@@ -120,7 +126,7 @@ def test_equal_rows_are_not_distinguished_and_5_percent_is_found():
     assert sentence in prose_of(*PAGES)
 
 
-def test_false_alarms_are_as_rare_as_promised():
+def test_false_alarms_are_as_rare_as_promised(benchmark):
     false_alarms = benchmark("false_alarms")
     alarms = load_json("false-alarms", "results.json")
     rows = [*alarms["fixed"], *alarms["looks"]]
@@ -138,26 +144,18 @@ def test_false_alarms_are_as_rare_as_promised():
         assert sentence in prose_of(*PAGES), sentence
 
 
-def benchmark(name: str):
-    """Import a module of benchmarks/."""
-    sys.path.insert(0, str(PROJECT / "benchmarks"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(PROJECT / "benchmarks"))
-
-
-def parse(monkeypatch, flags):
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *shlex.split(flags)])
+def parse(type_in, flags):
+    type_in("compare_parallel.py", *shlex.split(flags))
     compare_parallel.parse()
 
 
 def seconds_of_recipes():
+    """Return flags → seconds."""
     files = (FIGURES / "benchmark").glob("recipes*.json")
     return {flags: seconds for file in files for flags, seconds in json.loads(file.read_text())["seconds"].items()}
 
 
-def test_the_documented_minutes_of_recipes_were_measured():
+def test_the_documented_minutes_of_recipes_were_measured(benchmark):
     recipes, measured = benchmark("recipes"), seconds_of_recipes()
     shown = recipes.recipes(recipes.PAGE.read_text(encoding="utf-8"))
     assert shown == {flags: recipes.minutes(seconds) for flags, seconds in measured.items()}
@@ -169,21 +167,20 @@ def test_the_documented_minutes_of_recipes_were_measured():
 @pytest.mark.parametrize(
     "page, takes_minutes", [("lecture.md", r"the command takes (\d+)\)"), ("lecture.zh-CN.md", r"命令要 (\d+) 分钟）")]
 )
-def test_the_commands_of_the_lecture_are_valid_and_take_the_measured_minutes(page, takes_minutes, monkeypatch):
-    measured = seconds_of_recipes()
+def test_the_commands_of_the_lecture_are_valid_and_take_the_measured_minutes(page, takes_minutes, type_in, benchmark):
+    measured, minutes = seconds_of_recipes(), {}
     text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
-    minutes = {}
     for part in text.split("\n## ")[1:]:
         takes = re.search(takes_minutes, part.splitlines()[0])
         for number, command in enumerate(re.findall(r"^    python compare_parallel.py (.*)$", part, re.MULTILINE)):
-            parse(monkeypatch, command)
+            parse(type_in, command)
             if takes and not number:
                 minutes[command.partition(" --predict")[0]] = int(takes[1])
     assert len(minutes) == 4
     assert minutes == {flags: benchmark("recipes").minutes(measured[flags]) for flags in minutes}
 
 
-def test_the_cluster_pages_agree_and_their_commands_are_valid(monkeypatch):
+def test_the_cluster_pages_agree_and_their_commands_are_valid(type_in):
     pages = [(PROJECT / "docs" / name).read_text(encoding="utf-8") for name in ("cluster.md", "cluster.zh-CN.md")]
     commands, messages = (
         [re.findall(pattern, page, re.MULTILINE) for page in pages]
@@ -193,7 +190,7 @@ def test_the_cluster_pages_agree_and_their_commands_are_valid(monkeypatch):
     compared = [flags for line in commands[0] for flags in re.findall(r"compare(?:_parallel\.py|\.sbatch) (.*)$", line)]
     assert len(compared) == 4
     for flags in compared:
-        parse(monkeypatch, flags)
+        parse(type_in, flags)
 
 
 def test_reliability():
@@ -253,7 +250,7 @@ def test_every_committed_figure_is_shown_on_a_page():
 
 def test_no_result_names_a_home_directory():
     for file in FIGURES.rglob("*.json"):
-        assert not re.search(r"/(home|root|Users)/", json.dumps(json.loads(file.read_text())))
+        assert not re.search(r"/(home|root|Users)/", file.read_text())
 
 
 def test_pages_in_two_languages_have_the_same_commands_and_scripts():
@@ -279,11 +276,11 @@ def test_the_documented_bytes_of_the_zero_stages(page):
             assert cell == " + ".join([*([f"{own}"] if own else []), *([f"{shared}/N"] if shared else [])])
 
 
-def test_the_readme_is_short_and_its_commands_are_valid(monkeypatch):
+def test_the_readme_is_short_and_its_commands_are_valid(type_in):
     text = README.read_text(encoding="utf-8")
     assert len(text.split()) <= 900
     before = re.search(r"^\| Question \| `python compare_parallel.py (.*)` … \|$", text, re.MULTILINE)[1]
     questions = re.findall(r"^\| [^|]+\? \| `(--[^`]+)` \|$", text, re.MULTILINE)
     assert len(questions) == 6
     for flags in questions:
-        parse(monkeypatch, f"{before} {flags}")
+        parse(type_in, f"{before} {flags}")

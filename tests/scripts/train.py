@@ -132,7 +132,6 @@ def step(network, optimizer, images, labels, update=True):
     if update:
         optimizer.step()
         optimizer.zero_grad()
-    time.sleep(OWN)
 
 
 def closure_step(network, optimizer, images, labels):
@@ -143,7 +142,6 @@ def closure_step(network, optimizer, images, labels):
         return loss
 
     optimizer.step(closure)
-    time.sleep(OWN)
 
 
 def scaled_step(scaler, network, optimizer, images, labels, number):
@@ -154,7 +152,6 @@ def scaled_step(scaler, network, optimizer, images, labels, number):
         network.layer.weight.grad.fill_(float("inf"))
     scaler.step(optimizer)
     scaler.update()
-    time.sleep(OWN)
 
 
 def two_optimizers(networks, optimizers, images, labels):
@@ -163,19 +160,12 @@ def two_optimizers(networks, optimizers, images, labels):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    time.sleep(OWN)
 
 
 def free_port():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
-
-
-def second_training():
-    """Train in another process before this one does."""
-    if "SECOND" not in os.environ:
-        subprocess.run([sys.executable, __file__, "ends"], env={**os.environ, "SECOND": "1"}, check=True)
 
 
 def with_lightning(network, optimizer):
@@ -303,6 +293,7 @@ def main():
                 two_optimizers((network, other), (optimizer, second), images, labels)
             else:
                 step(network, optimizer, images, labels, style != "accumulation" or number % 2 == 1)
+            time.sleep(OWN)
             if style == "slow rank" and rank == 1:
                 time.sleep(0.050)
         evaluate(network)
@@ -315,7 +306,8 @@ def main():
 
 
 if __name__ == "__main__":
-    second_training() if style == "starts another" else None
+    if style == "starts another":  # which trains before this process does
+        subprocess.run([sys.executable, __file__, "ends"], check=True)
     if style == "no step at all":
         sys.exit()
     elif style == "notebook launcher":
