@@ -158,8 +158,12 @@ class Report:
 
     @property
     def first(self) -> Planned:
-        """The planned settings of the first row that can run, used by the probe and the projection."""
-        return next((row.planned for row in self.plan if not row.skip), self.plan[0].planned)
+        """The planned settings of the first row that can run, used by the probe and the projection.
+
+        Rows that have all cores come last: the time of a step depends on the threads.
+        """
+        able = [row.planned for row in self.plan if not row.skip] or [self.plan[0].planned]
+        return min(able, key=lambda planned: planned.threads)
 
     @property
     def device_threads(self) -> int:

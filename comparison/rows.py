@@ -221,8 +221,8 @@ class Row:
 
     @property
     def cores(self) -> float:
-        """The number of CPU cores that the runs could use. Needs a result."""
-        return self.results[0].environment["cores"]
+        """The number of CPU cores that the runs could use, on all nodes. Needs a result."""
+        return self.results[0].environment["cores"] * self.configuration.nodes
 
     @property
     def foreign(self) -> Foreign:

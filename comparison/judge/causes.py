@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
-from comparison.judge.summaries import Finding, run_seconds
+from comparison.judge.summaries import Finding, image_seconds
 from comparison.methods import method_of
 from comparison.record import TRACED_STEPS
 
@@ -45,7 +45,7 @@ def _unequal(case: Case) -> Iterator[Finding]:
 def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
-        samples = [(run_seconds(row), row.label) for row in (case.row, baseline)]
+        samples = [([*map(image_seconds, row.results)], row.label) for row in (case.row, baseline)]
         spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
         yield Finding("noise", {"n": spread, "row": noisier})
 
@@ -167,23 +167,23 @@ def _parts_of_runs(case: Case) -> Iterator[Finding]:
         if part.name in PARTS_OF_RUNS and abs(part.value) >= WORTH * runs.value:
             wording = "takes more" if part.value > 0 else "takes less"
             values: dict[str, object] = {"what": Finding(part.name), "x": part}
-            pays = _pays_from(case, part.value) if part.name == "start-up" else None
+            pays = _pays_from(case) if part.name == "start-up" and part.value > 0 else None
             if pays:
                 wording, values = "pays", {"what": Finding(wording, values), "pays": pays}
             yield Finding(part.name, values, "run", wording)
 
 
-def _pays_from(case: Case, extra: float) -> Finding | None:
+def _pays_from(case: Case) -> Finding | None:
     """Return the number of epochs after which a faster row makes up for its longer start."""
-    own, baseline, speed_up = case.summary, case.standing.baseline, case.standing.speed_up
-    if not baseline or not speed_up or speed_up.words != FASTER or case.report.settings["target_accuracy"] is not None:
+    speed_up, runs = case.standing.speed_up, case.accounts.runs
+    if not runs or not speed_up or speed_up.words != FASTER or case.report.settings["target_accuracy"] is not None:
         return None
-    other = case.summaries[baseline.name]
-    saved = (own.epoch_seconds or 0.0) * ((own.images_per_second or 0.0) / (other.images_per_second or 1.0) - 1)
-    epochs = len(case.result.epochs)
-    if extra <= saved * epochs:
+    longer, epochs = {part.name: part.value for part in runs.parts}, len(case.result.epochs)
+    saved = -(longer["training"] + longer["evaluation"]) / epochs
+    once = longer["start-up"] + longer["warm-up"]
+    if saved <= 0 or once <= saved * epochs:
         return None
-    return Finding("pays from", {"s": saved, "n": math.ceil(extra / saved), "m": epochs})
+    return Finding("pays from", {"s": saved, "n": math.ceil(once / saved), "m": epochs})
 
 
 CAUSES: tuple[Callable[[Case], Iterator[Finding]], ...] = (

@@ -168,10 +168,10 @@ def _probed(report: Report, probe: Probe) -> Basis | None:
     planned = report.first
     model = next((model for model in probe.models if model.model == planned.model), None)
     loader = next((loader for loader in probe.loaders if loader.num_workers == planned.num_workers), None)
-    if not model or not loader:
+    if not model or not loader or not model.link_gbps:
         return None
     ranks = max(2, len(report.environment["gpus"])) if planned.device == "gpu" else 2
-    waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / (model.link_gbps or math.nan)
+    waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / model.link_gbps
     return Basis(
         planned=planned,
         batch=device_batch(report, 1),
@@ -197,7 +197,7 @@ def _link(report: Report, model: ModelLink, ranks: int, waiting: float) -> Link:
     rest = (model.long_milliseconds or waiting) - short  # a long exchange contains the time of a short one
     return Link(
         start=short / (2 * (ranks - 1) * segments),
-        gbps=math.inf if rest <= 0 else (model.link_gbps or math.nan) * waiting / rest,
+        gbps=math.inf if rest <= 0 else (model.link_gbps or math.inf) * waiting / rest,
         segments=segments,
         at_once=at_once,
         cores=report.environment["cores"] if on_cpu else None,

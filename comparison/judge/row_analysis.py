@@ -96,7 +96,10 @@ def analyse_row(report: Report, row: Row, standing: Standing, measures: Measures
 
 
 def _find_costs(report: Report, row: Row, images: Table) -> Costs:
-    """Return the costs of a row whose method has parts, from the rows of the parts with equal settings."""
+    """Return the costs of a row whose method has parts, from the rows of the parts with equal settings.
+
+    The intervals of all costs of a comparison hold simultaneously (Bonferroni's inequality).
+    """
     parts = method_of(row.configuration.method).parts
     if not parts or not row.results:
         return Costs()
@@ -107,8 +110,10 @@ def _find_costs(report: Report, row: Row, images: Table) -> Costs:
         part = report.partner(row, method)
         equal = part and settings(part.configuration.planned) == settings(row.configuration.planned)
         names.append(part.name if part and part.results and equal else "")
-    pairs = pairwise([*names, row.name])
-    return Costs(*(images.ratios(more, [less])[0] if less and more else None for less, more in pairs))
+    pairs = list(pairwise([*names, row.name]))
+    costs = len(pairs) * sum(bool(method_of(other.configuration.method).parts) for other in report.rows)
+    confidence = 1 - (1 - images.confidence) / costs
+    return Costs(*(images.ratios(more, [less], confidence)[0] if less and more else None for less, more in pairs))
 
 
 def _memory_ratio(row: Row, standing: Standing, summaries: dict[str, Summary]) -> float | None:

@@ -191,7 +191,8 @@ def _loading_advice(case: Case) -> Finding:
             more.append((step or math.inf, theirs.num_workers))
     if more:
         step, best = min(more)
-        return Finding("more workers", {"n": best, "m": workers, "s": step})
+        kind = "more workers" if step < case.summary.step_milliseconds else "enough workers"
+        return Finding(kind, {"n": best, "m": workers, "s": step})
     # On a CPU all threads compute; a GPU needs one thread per process.
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
@@ -217,5 +218,6 @@ def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, 
     if not alone:
         return None
     milliseconds = statistics.median(alone)
-    shared = milliseconds * max(1, row.results[0].workers_per_process) / cores
+    result = row.results[0]
+    shared = milliseconds * result.world_size * max(1, result.workers_per_process) / cores
     return milliseconds, max(summary.step_milliseconds - (summary.phases.data or 0.0), shared)

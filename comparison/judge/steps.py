@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from common.files.results import PHASES, RunResult
 from comparison.judge.fairness import Standing
 from comparison.judge.ranks import (
@@ -70,7 +72,7 @@ def make_account(pairs: Sequence[tuple[Time, Time]], share: float, accounts: int
     95% (Bonferroni's inequality).
     """
     names = [name for name in pairs[0][0].parts if all(name in time.parts for pair in pairs for time in pair)]
-    if LATE in names and not any(own.parts[LATE] for own, _ in pairs):  # one device has no late ranks
+    if LATE in names and not any(time.parts[LATE] for pair in pairs for time in pair):  # one device has no late ranks
         names.remove(LATE)
 
     def outside(time: Time) -> float:
@@ -100,9 +102,11 @@ def growth(row: Row, other: Row | None = None) -> Excess | None:
 
 
 def _growth_of(result: RunResult) -> float:
-    seconds = [epoch.train_seconds / epoch.samples for epoch in result.timed_epochs]
-    slope = statistics.linear_regression(range(len(seconds)), seconds).slope
-    return slope * (len(seconds) - 1) / statistics.mean(seconds)
+    samples = np.array([epoch.samples for epoch in result.timed_epochs])  # of slices of a script, unequal
+    seconds = np.array([epoch.train_seconds for epoch in result.timed_epochs])
+    middles = np.cumsum(samples) - samples / 2
+    slope, _ = np.polyfit(middles, seconds / samples, deg=1, w=np.sqrt(samples))
+    return float(slope * (middles[-1] - middles[0]) / (seconds.sum() / samples.sum()))
 
 
 def step_time(result: RunResult) -> Time:
@@ -117,7 +121,8 @@ def step_time(result: RunResult) -> Time:
     if "backward" in parts and len(result.devices) == 1:
         parts = {"exchange": 0.0, LATE: 0.0, **parts}
     elif rank and rank.waited is not None:
-        parts = {**parts, "exchange": rank.exchange - rank.waited, LATE: rank.waited}
+        waited = min(rank.waited, rank.exchange)  # it is known of the last steps of an epoch only
+        parts = {**parts, "exchange": rank.exchange - waited, LATE: waited}
     parts = {name: parts[name] for name in (*PHASES, LATE) if name in parts}
     return Time(1000 * sum(epoch.train_seconds for epoch in epochs) / sum(steps), parts)
 

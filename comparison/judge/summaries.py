@@ -125,6 +125,12 @@ def run_seconds(row: Row) -> list[float]:
     return [statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs) for result in row.results]
 
 
+def image_seconds(result: RunResult) -> float:
+    """Return the mean seconds per image of a run."""
+    epochs = result.timed_epochs
+    return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
+
+
 def successful_runs(row: Row) -> list[tuple[Outcome, RunResult]]:
     """Return the successful runs with their results."""
     return [(run, run.result) for run in row.outcomes if run.result and run.status == "ok"]
@@ -152,7 +158,7 @@ def summarise(
         total_seconds=total,
         training_seconds=training,
         training_interval=mean_interval(trainings, training),
-        phases=PhaseTimes(**means_by_name(phases)),
+        phases=PhaseTimes(**means_by_name(phases, [epoch.steps for epoch in epochs])),
         memory=_memory(row.results),
         images_per_joule=_images_per_joule(row),
         mfu=utilisation(row, 1 / per_image, flop),

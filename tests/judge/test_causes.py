@@ -347,6 +347,9 @@ def test_queueing_for_a_core_is_named(values, kind, way):
     assert (found, advice.kind if advice else cause.wording or found) == (kind, way)
     assert cause.values["n"] == pytest.approx(0.45) and cause.values["threads"] == 2 * threads
     assert cause.values["workers"] == 2 * workers
+    planned, results = ddp(*[rank(halves(), cpu=0.95 * threads, queued=0.45 * threads)] * 2, **values)
+    (on_two_nodes,) = causes_of(base, (replace(planned, nodes=2), results)).values()
+    assert on_two_nodes.values["cores"] == 2 * cause.values["cores"]
     enough = 0.15 if workers else 0.25
     assert [[*named(share)] for share in (enough - 0.01, enough + 0.01, None)] == [[], [kind], []]
 
@@ -437,6 +440,10 @@ def test_parts_of_the_whole_run_are_separate_from_the_speed_up():
     assert cause.values["what"].values["x"].value == pytest.approx(3.0)
     target = {"target_accuracy": 0.5}  # until then, the row may need fewer epochs
     assert causes_of(single(), ddp(*both, startup_seconds=7.0), **target)["start-up"].wording == "takes more"
+    for evaluate, wording in ((2.5, "pays"), (2.7, "takes more")):  # of which it gains 0.2 s or nothing
+        slow = row("ddp", [each_epoch(one, evaluate_seconds=evaluate) for one in ddp(*both, startup_seconds=7.0)[1]])
+        base = row("single", [each_epoch(one, evaluate_seconds=2.5) for one in single()[1]])
+        assert causes_of(base, slow)["start-up"].wording == wording
     ((_, early),) = causes_of(single(), ddp(*both, startup_seconds=3.0)).items()
     assert (early.wording, early.values["x"].value) == ("takes less", pytest.approx(-1.0))
     ((kind, warm),) = causes_of(single(), row("ddp", each_run(*both, factors=(21.0, 1.0, 1.0)))).items()

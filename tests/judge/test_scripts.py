@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
 from comparison.judge.fairness import seen_differences
 from comparison.judge.step_causes import with_loader_workers
@@ -50,10 +51,44 @@ def test_a_trial_is_shown_but_never_recommended(kind):
     assert [*decision.ineligible] == [f"script-mine-{kind}"] and decision.ratios[f"script-mine-{kind}"].value < 1
 
 
+def sliced(name, *runs_of_slices):
+    """A script's row. runs_of_slices: for each run, (steps, milliseconds per step, of which waiting for data)."""
+    planned, made = script(name, 20.0)
+
+    def slice_of(epoch, steps, milliseconds, data=0.0):
+        phases = PhaseTimes(data, 0.0, milliseconds - data, 0.0, update=0.0)
+        counts = {"steps": steps, "samples": 100 * steps, "train_seconds": steps * milliseconds / 1000}
+        return replace(epoch, phases=phases, **counts)
+
+    results = [
+        replace(result, epochs=(result.epochs[0], *(slice_of(result.epochs[0], *one) for one in slices)))
+        for result, slices in zip(made, runs_of_slices, strict=True)
+    ]
+    return planned, results
+
+
+def test_a_short_slice_at_the_end_counts_for_little():
+    (mine,) = analyse(report(sliced("mine", *3 * [[(100, 60.0), (100, 60.0), (2, 100.0, 40.0)]]))).rows
+    assert mine.summary.phases.data == pytest.approx(40.0 * 2 / 202)
+    assert mine.summary.step_milliseconds == pytest.approx(60.0 + 40.0 * 2 / 202)
+    assert mine.accounts.growth.value < 0.05
+
+
+def test_noise_is_of_steps_and_not_of_slices():
+    """A slice lasts a time, so that slow steps make it shorter."""
+
+    def of_two_seconds(*milliseconds):
+        return [[(round(2000 / each), each)] * 3 for each in milliseconds]
+
+    rows = sliced("a", *of_two_seconds(20.0, 20.2, 19.9)), sliced("b", *of_two_seconds(20.0, 30.0, 18.0))
+    causes = {cause.kind: cause for cause in analyse(report(*rows)).rows[1].causes}
+    assert causes["noise"].values == {"n": pytest.approx(0.6), "row": "b"}
+
+
 def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
-    def projected(alone, workers=0):
+    def projected(alone, workers=0, ranks=1):
         config = {"loader_milliseconds": alone}
-        first = script("mine", 20.0, config=config, workers_per_process=workers)
+        first = script("mine", 20.0, config=config, workers_per_process=workers, world_size=ranks)
         mine, _ = analyse(report(first, script("b", 20.0))).rows
         return with_loader_workers(mine.row, mine.summary, cores=4)
 
@@ -68,6 +103,7 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without 1 ms of waiting for data
     assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step
     assert projected(400.0, workers=2) == (400.0, 200.0)  # as long as with the two workers already there
+    assert projected(400.0, ranks=4) == (400.0, 400.0)  # the four ranks share the cores
 
 
 def test_the_report_of_a_script_says_what_its_loader_takes_alone():

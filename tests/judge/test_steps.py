@@ -201,6 +201,14 @@ def test_late_ranks_in_some_blocks_are_a_part():
     pairs = [(Time(11.0, {"update": 10.0, LATE: late}), Time(10.0, {"update": 10.0, LATE: 0.0})) for late in (0.0, 1.0)]
     assert {part.name: part.value for part in make_account(pairs, 1.0).parts}[LATE] == pytest.approx(0.5)
     assert LATE not in {part.name for part in make_account(pairs[:1] * 2, 1.0).parts}
+    only_the_baseline = make_account([(other, own) for own, other in pairs], 1.0)
+    assert {part.name: part.value for part in only_the_baseline.parts}[LATE] == pytest.approx(-0.5)
+
+
+def test_a_rank_waits_for_others_at_most_as_long_as_it_exchanges():
+    waits = [replace(one, waits=Waits(5.0, {})) for one in (rank(halves(exchange=3.0)), rank(halves(exchange=3.0)))]
+    parts = step_time(run(*waits)).parts
+    assert (parts["exchange"], parts[LATE]) == (0.0, 3.0)
 
 
 def test_the_share_of_queued_threads_is_unknown_without_records_of_every_rank():

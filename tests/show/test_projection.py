@@ -35,6 +35,17 @@ def sentences(analysis):
     return " ".join(map(finding_sentence, (*analysis.projection.stops, *analysis.projection.assumptions)))
 
 
+def test_without_a_measured_link_nothing_is_projected():
+    assert projected(models=[{**LINK["models"][0], "link_gbps": None}]).projection.points == ()
+
+
+def test_the_order_of_rows_does_not_matter():
+    alone, ddp = row_of("single"), row_of("ddp", 2)
+    all_cores = configuration("single-all-cores", num_workers=2, threads=2), runs("single-all-cores")
+    first, last = (projected(*rows).projection.points for rows in ((all_cores, alone, ddp), (alone, ddp, all_cores)))
+    assert first == last and first[1].measured_seconds
+
+
 @pytest.mark.parametrize(
     "row, values, milliseconds",
     [

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse
+from comparison.judge.measures import measure
 from comparison.outcomes import Foreign
 from comparison.record import Equivalence
 from comparison.show import verdict as words
@@ -101,6 +102,22 @@ def test_waiting_for_data(workers, cores, advice):
     assert advice in sentence(report)
 
 
+@pytest.mark.parametrize(
+    "data, advice",
+    [
+        (20.0, "with 2 workers instead of 0, a step takes 83.5 ms"),
+        (60.0, "more workers do not help: with 2 instead of 0, "),
+    ],
+)
+def test_more_workers_are_advised_if_they_were_faster(data, advice):
+    swept = [
+        (configuration(num_workers=number, values={"num_workers": number}), runs(phases=(waits, *WAITS[1:])))
+        for number, waits in ((0, WAITS[0]), (2, data))
+    ]
+    (waiting, *_) = (cause for cause in analyse(report_of(*swept)).rows[0].causes if cause.kind == "waiting for data")
+    assert advice in finding_sentence(waiting)
+
+
 def test_waiting_for_a_fifth_of_a_step_is_named():
     for data, found in ((15.5, []), (16.5, ["waiting for data"])):
         assert kinds(report_of((configuration(), runs(phases=(data, 0.5, 20.0, 40.0, 3.0))))) == found
@@ -154,6 +171,9 @@ def test_the_ladder_separates_the_costs_of_wrapper_contention_and_communication(
     assert "DDP's wrapper multiplies the time by 1.10 [1.09, 1.11] (slower)" in text
     assert "Without exchange, 2 ranks take 0.73 [0.72, 0.73] times as long as one (ideal: 0.50)." in text
     assert "Exchanging gradients multiplies it by 1.13 [" in text
+    costs = analyse(report).rows[-1].costs
+    (alone,) = measure(report).images.ratios("ddp-1", ["single"], 1 - 0.05 / 3)  # one of three claims
+    assert (costs.wrapper.low, costs.wrapper.high) == pytest.approx((alone.low, alone.high))
     quick = report_of(SINGLE, silent, (ddp(), two((1.6, 1.62, 1.6))))
     assert re.search(r"Exchanging gradients multiplies it by 1.00 \[.*\(practically equal\)", verdict(quick)[2])
     assert not any("wrapper" in paragraph for paragraph in verdict(report)[:3])
