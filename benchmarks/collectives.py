@@ -64,7 +64,6 @@ def spans_of(name: str, ranks: list[dict]) -> tuple[Span, ...]:
 
 
 def draw(collectives: dict[str, tuple[Span, ...]], path: Path) -> Path:
-    """Draw a timeline of each collective."""
     figure, axes = new_figure(height=1.6 + len(collectives), rows=(1,) * len(collectives))
     legend: dict[str, object] = {}
     for axis, (name, spans) in zip(axes, collectives.items(), strict=True):

@@ -92,7 +92,6 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """Draw the scenario of a seed."""
     random = np.random.default_rng(seed)
     cut, target = ((True, False), (False, False), (False, True))[random.integers(3)]
     epoch, epochs = float(np.exp(random.uniform(0, 4))), int(random.choice([2, 3, 5, 10, 20]))
@@ -164,9 +163,11 @@ def observe(scenario: Scenario, seed: int) -> Report:
     checks = {
         truth.name: bad if truth.broken else good for truth in scenario.rows if METHODS[truth.method].differs == ""
     }
-    sweeps = {"batch_size": sorted({truth.batch for truth in scenario.rows})}
     settings = {
-        **{**SETTINGS, **sweeps, "repeats": scenario.blocks, "epochs": max(truth.epochs for truth in scenario.rows)},
+        **SETTINGS,
+        "batch_size": sorted({truth.batch for truth in scenario.rows}),
+        "repeats": scenario.blocks,
+        "epochs": max(truth.epochs for truth in scenario.rows),
         "max_steps": MAX_STEPS if scenario.cut else None,
         "target_accuracy": 0.95 if scenario.target else None,
     }
@@ -225,7 +226,6 @@ class Verdict:
 
 
 def judge(seed: int) -> list[Verdict]:
-    """Judge each recommendation in the scenario of a seed."""
     scenario = draw(seed)
     analysis = analyse(observe(scenario, seed))
     return [_verdict(seed, scenario, analysis, decision) for decision in analysis.decisions]

@@ -37,6 +37,7 @@ from comparison.show.terminal import terminal_text
 
 ONLY_IN_REPORT = ("Data set", "Devices", "min–max", "Runs", "Images/s", "Relative time [95%]", "Total time (s)")
 DOCS, FIGURES = PROJECT / "docs", PROJECT / "figures"
+BENCHMARKS = FIGURES / "benchmark"
 PAGES = (PROJECT / "README.md", PROJECT / "README.zh-CN.md", *sorted(DOCS.glob("*.md")))
 SCRIPTS = (  # benchmarks with a table()
     *"overhead loaders options peers scaling roofline startup planted_causes sharding sharing decisions proofs".split(),
@@ -46,13 +47,13 @@ DDP_LENET = (
     "--dataset mnist --model lenet --batch-size 128 --loader resident --epochs 2 --max-steps 200 "
     "--methods single single-all-cores ddp fsdp"
 )
-FAST_CIFAR10 = "--dataset cifar10 --recipe fast --baseline single-all-cores"
 SGD_MNIST = "--dataset mnist --epochs 8 --lr 0.01 --optimizer nesterov"
 SGD_CIFAR10 = "--dataset cifar10 --model strided --epochs 10 --lr 0.01 --optimizer nesterov"
 COMPARISONS = {  # directory → flags of compare_parallel.py; CORES is replaced by the number of cores
     "time-to-99-mnist": "--dataset mnist --recipe fast --methods single --threads-per-device CORES --repeats 5 "
     "--target-accuracy 0.99",
-    "time-to-90-cifar10": f"{FAST_CIFAR10} --methods single-all-cores ddp pipeline --repeats 3 --target-accuracy 0.9",
+    "time-to-90-cifar10": "--dataset cifar10 --recipe fast --baseline single-all-cores --methods single-all-cores ddp "
+    "pipeline --repeats 3 --target-accuracy 0.9",
     "ddp-lenet": f"{DDP_LENET} --repeats 5",
     "bind-lenet": f"{DDP_LENET} --repeats 8 --bind --against figures/benchmark/ddp-lenet/results.json",
     **{
@@ -113,13 +114,16 @@ def run_schema() -> dict:
 
 
 def comparison_schema() -> dict:
-    """Return the schema of a comparison's results.json."""
     made = schema(Report)
     added = {"schema_version": {"const": SCHEMA_VERSION}, **CHECKSUM}
     report = made["$defs"]["Report"]
     report["properties"] |= added
     report["required"] += added
     return made
+
+
+def analysis_in(directory: Path) -> Analysis:
+    return analyse(read_results(directory / "results.json"))
 
 
 def short_table(analysis: Analysis) -> str:
@@ -130,8 +134,8 @@ def short_table(analysis: Analysis) -> str:
 
 def measured_table(name: str, directory: Path, link_prefix: str = "") -> str:
     """Return the table of one benchmark, with its command, its machine and links to its results."""
-    if (file := directory / name / "results.json").exists():
-        analysis = analyse(read_results(file))
+    if (directory / name / "results.json").exists():
+        analysis = analysis_in(directory / name)
         where, command = analysis.report.environment, analysis.report.command
         if name in COMPARISONS and link_prefix:
             command = f"python benchmarks/benchmark.py --only {name}"
@@ -150,20 +154,16 @@ def measured_table(name: str, directory: Path, link_prefix: str = "") -> str:
 
 def comparison_table(name: str) -> str:
     """Return the table of a comparison, or the tables of its sweeps."""
-    analysis = analyse(read_results(FIGURES / name / "results.json"))
+    analysis = analysis_in(FIGURES / name)
     tables = sweep_tables(analysis, "github") if analysis.report.swept else [short_table(analysis)]
     return "\n\n".join([*tables, f"({machine_line(analysis.report.environment)})"])
-
-
-def analysis_of(name: str) -> Analysis:
-    return analyse(read_results(FIGURES / "benchmark" / name / "results.json"))
 
 
 def accuracies(names: str) -> str:
     """Return the accuracy, batch size and learning rate of each row of some benchmarks."""
     rows = []
     for name in names.split():
-        for entry in analysis_of(name).done:
+        for entry in analysis_in(BENCHMARKS / name).done:
             config = entry.row.results[0].config
             known = {field: config[field] for field in ("dataset", "optimizer", "batch_size", "lr_scaling", "lr")}
             rate = f"{RunConfig(**known).highest_lr:.3g}"
@@ -172,14 +172,9 @@ def accuracies(names: str) -> str:
     return f"{lay_out(rows, heading, 'github')}\n\n{commands(names)}"
 
 
-def memory(name: str) -> str:
-    """Return the memory and time of each row of a benchmark."""
-    return f"{memory_table(analysis_of(name), 'github')}\n\n{commands(name)}"
-
-
 def commands(names: str) -> str:
     """Return the command that runs some benchmarks, and the machine of the first."""
-    where = analysis_of(names.split()[0]).report.environment
+    where = analysis_in(BENCHMARKS / names.split()[0]).report.environment
     return f"`python benchmarks/benchmark.py --only {names}` on {machine_line(where)}."
 
 
@@ -191,27 +186,15 @@ def alarms(blocks: str) -> str:
     return module.summary(rows, measured["looks"]).split("\n\n")[1]
 
 
-def projection(name: str) -> str:
-    """Return the table of a comparison's projection."""
-    return projection_table(analyse(read_results(FIGURES / name / "results.json")), "github")
-
-
-def terminal(name: str) -> str:
-    """Return a comparison's output on a terminal with 80 columns."""
-    return textwrap.indent(screen(FIGURES / name / "terminal-80.txt"), "    ").rstrip("\n")
-
-
 def report(directory: Path) -> str:
-    """Return the report.md of a comparison."""
-    analysis, proofs = with_tips_and_proofs(analyse(read_results(directory / "results.json")), directory)
+    analysis, proofs = with_tips_and_proofs(analysis_in(directory), directory)
     drawn = [directory / name for name in figures.FIGURES if (directory / name).exists()]
     return markdown_report(analysis, drawn, proofs)
 
 
 def screen(file: Path) -> str:
     """Return the text of terminal-COLUMNS.txt next to a comparison's results."""
-    report = read_results(file.parent / "results.json")
-    return terminal_text(analyse(report), width=int(file.stem.rpartition("-")[2])) + "\n"
+    return terminal_text(analysis_in(file.parent), width=int(file.stem.rpartition("-")[2])) + "\n"
 
 
 def faults(_: str) -> str:
@@ -247,15 +230,15 @@ def difference(names: str) -> str:
     return "\n".join(["```diff", *("" if line.startswith("@@") else line for line in changed), "```"])
 
 
-PARTS = {
+PARTS = {  # kind → what returns the part, from the words after its kind
     "table": comparison_table,
-    "projection": projection,
-    "terminal": terminal,
+    "projection": lambda name: projection_table(analysis_in(FIGURES / name), "github"),
+    "terminal": lambda name: textwrap.indent(screen(FIGURES / name / "terminal-80.txt"), "    ").rstrip("\n"),
     "faults": faults,
     "nodes": nodes,
     "diff": difference,
     "accuracies": accuracies,
-    "memory": memory,
+    "memory": lambda name: f"{memory_table(analysis_in(BENCHMARKS / name), 'github')}\n\n{commands(name)}",
     "alarms": alarms,
 }
 
@@ -265,8 +248,8 @@ def part(page: Path, match: re.Match) -> str:
     name, kind, about = match["name"], *match["name"].partition(" ")[::2]
     if kind in PARTS:
         text = PARTS[kind](about)
-    elif any((FIGURES / "benchmark" / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
-        text = measured_table(name, FIGURES / "benchmark", "figures/benchmark/")
+    elif any((BENCHMARKS / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
+        text = measured_table(name, BENCHMARKS, "figures/benchmark/")
     else:
         return match[0]
     space = "\n" if kind == "terminal" else "\n\n"  # keeps the README short
@@ -275,7 +258,6 @@ def part(page: Path, match: re.Match) -> str:
 
 
 def generated_page(page: Path) -> str:
-    """Return the new text of a page."""
     marked = r"<!-- (?P<name>[\w -]+) -->\n.*?<!-- end -->"
     return re.sub(marked, partial(part, page), page.read_text(encoding="utf-8"), flags=re.DOTALL)
 

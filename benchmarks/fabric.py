@@ -50,7 +50,6 @@ def microseconds(source: torch.device, target: torch.device, size: int) -> float
         for data, place in ((sent, source), (torch.zeros_like(sent), target))
     )
     gpus = [place for place in (source, target) if place != HOST]
-    synchronize(gpus)
     with Stopwatch(gpus) as watch:
         for _ in range(COPIES[size]):
             after.copy_(before, non_blocking=True)

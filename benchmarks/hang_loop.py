@@ -55,7 +55,6 @@ def start_together(arguments, directory: str, numbers: range) -> list[dict]:
 
 
 def measured(runs: Runs) -> dict:
-    """Return the outcome of every start."""
     given = runs.arguments
     load = [multiprocessing.Process(target=keep_busy, daemon=True) for _ in range(given.load)]
     for process in load:

@@ -139,19 +139,19 @@ def best_by_hand(milliseconds: dict[str, list[float]]) -> str:
 
 def all_in_training(runs: Runs) -> list[dict]:
     """Return the results of in_training() for every network, number of cores and number of ranks."""
-    devices, cases = available_devices("auto"), {}
+    devices = available_devices("auto")
     ranks = (1, 2) if devices[0].type == "cpu" or len(devices) > 1 else (1,)
+    cases = {
+        f"{model}, {count(number, 'rank')}, {count(cores, 'core')}": (model, number, cores)
+        for model, cores, number in itertools.product(NETWORKS, runs.arguments.cores, ranks)
+        if number <= cores <= available_cores()
+    }
     with temporary_directory() as directory:
         draw_folder(images := Path(directory, "images"), max(batch * steps for batch, steps in NETWORKS.values()))
-        for case in itertools.product(NETWORKS, runs.arguments.cores, ranks):
-            model, cores, number = case
-            if number <= cores <= available_cores():
-                key = f"{model}, {count(number, 'rank')}, {count(cores, 'core')}"
-                cases[key] = case, partial(in_training, model, number, cores, images, Path(directory))
-        found = runs.each({key: measure for key, (_, measure) in cases.items()})
+        found = runs.each({key: partial(in_training, *case, images, Path(directory)) for key, case in cases.items()})
     return [
         {"model": model, "ranks": number, "cores": cores, "milliseconds": found[key]}
-        for key, ((model, cores, number), _) in cases.items()
+        for key, (model, number, cores) in cases.items()
         if key in found
     ]
 

@@ -94,10 +94,8 @@ def seconds_of(work, device) -> float:
 def with_and_without_phases(ours, device) -> dict:
     """Return callables that return the seconds of the suite's loop with and without phase timing."""
 
-    def with_timer(timer):
-        engine.PhaseTimer = lambda devices: (
-            timer
-        )  # shared by all epochs, as in a run, where the first creates GPU events
+    def with_timer(timer):  # shared by all epochs, as in a run, where the first creates GPU events
+        engine.PhaseTimer = lambda devices: timer
         return seconds_of(ours, device)
 
     return {"fit": partial(with_timer, PhaseTimer([device])), "fit, no phases": partial(with_timer, NoTimer([device]))}
@@ -134,8 +132,8 @@ def direct(device, runs: Runs) -> dict:
 
     nothing, config = Nothing(), config_of()
     optimizer = SimpleNamespace(step=int, zero_grad=int)  # int() does almost nothing
-    loader = [(torch.zeros(1, 1, 28, 28, device=device), torch.zeros(1, dtype=torch.int64, device=device))]
-    loader = loader * EMPTY_STEPS
+    batch = torch.zeros(1, 1, 28, 28, device=device), torch.zeros(1, dtype=torch.int64, device=device)
+    loader = [batch] * EMPTY_STEPS
     real = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
     schedule = build_schedule(real, config, EMPTY_STEPS)
     real.step()  # otherwise the schedule warns that it steps first
@@ -170,10 +168,8 @@ def table(results: dict) -> str:
     scripts = results["observed_microseconds_per_step"]
     cost = statistics.median(scripts["observed"]) - statistics.median(scripts["alone"])
     rows.append(("a script observed ÷ alone", "5 ms", f"{cost:.1f}", f"{cost / 5000:+.2%}", "–", len(scripts["alone"])))
-    header = (
-        "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95%] | Blocks"
-    )
-    return as_table(header, rows)
+    header = "lenet on MNIST | Batch | Direct cost (µs per step) | of a step | End to end, ratio of seconds [95%]"
+    return as_table(f"{header} | Blocks", rows)
 
 
 def measured(runs: Runs) -> dict:

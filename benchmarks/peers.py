@@ -13,13 +13,13 @@ import argparse
 import importlib.util
 import json
 import statistics
-import time
 from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 from measure import as_table, config_of, median, paired, printed_by, training_of
+from overhead import evaluate_by_hand, seconds_of
 from runs import Runs, benchmark, benchmark_parser
 from torch import nn
 from torch.utils.data import DataLoader
@@ -51,13 +51,10 @@ class Job:
         self.model = plain_lenet(arguments.seed).to(self.device)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
-    @torch.no_grad()
-    def accuracy(self, model) -> float:
-        model.eval()
-        right = 0
-        for images, labels in self.test_loader:
-            right += (model(images.to(self.device)).argmax(1) == labels.to(self.device)).sum().item()
-        return right / len(self.test_loader.dataset)
+    def seconds_and_accuracy(self, train_one_epoch, model) -> tuple[list[float], float]:
+        """Train all epochs. Return the seconds of each, and the accuracy after the last."""
+        seconds = [seconds_of(partial(train_one_epoch, epoch), self.device) for epoch in range(1, self.epochs + 1)]
+        return seconds, evaluate_by_hand(model, self.test_loader, self.device)
 
 
 def plain_lenet(seed: int) -> nn.Module:
@@ -76,17 +73,6 @@ def ours(loader, arguments):
     return [record.train_seconds for record in records], records[-1].test_accuracy
 
 
-def timed(job, train_one_epoch):
-    seconds = []
-    for epoch in range(1, job.epochs + 1):
-        start = time.perf_counter()
-        train_one_epoch(epoch)
-        if job.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return seconds
-
-
 def example(arguments):
     """Train with train() of PyTorch's example, which expects log-probabilities."""
     specification = importlib.util.spec_from_file_location("example", arguments.example)
@@ -95,8 +81,8 @@ def example(arguments):
     job = Job(arguments, workers=0)
     model = nn.Sequential(job.model, nn.LogSoftmax(1))
     flags = SimpleNamespace(log_interval=10, dry_run=False)
-    seconds = timed(job, lambda epoch: module.train(flags, model, job.device, job.train_loader, job.optimizer, epoch))
-    return seconds, job.accuracy(model)
+    train = partial(module.train, flags, model, job.device, job.train_loader, job.optimizer)
+    return job.seconds_and_accuracy(train, model)
 
 
 def prepared_loop(job, helper, model, optimizer, loader):
@@ -110,7 +96,7 @@ def prepared_loop(job, helper, model, optimizer, loader):
             optimizer.step()
             optimizer.zero_grad()
 
-    return timed(job, train), job.accuracy(model)
+    return job.seconds_and_accuracy(train, model)
 
 
 def fabric(arguments):

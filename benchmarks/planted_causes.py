@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 from measure import PLANNED, PROJECT, SETTINGS, as_table
 from runs import Runs, benchmark, benchmark_parser
@@ -110,12 +111,8 @@ class Plant:
         """Run the probe with the same plant, if it is planted everywhere."""
         if not self.everywhere:
             return None
-        os.environ.update(variable.split("=", 1) for variable in self.variables)
-        try:
+        with patch.dict(os.environ, (variable.split("=", 1) for variable in self.variables)):
             return run_probe(report, self.data_flags)
-        finally:
-            for variable in self.variables:
-                del os.environ[variable.split("=", 1)[0]]
 
 
 def slowed(
@@ -382,7 +379,6 @@ def draw(trials: list[Trial], path: Path) -> Path:
 
 
 def read_trials(results: dict) -> list[Trial]:
-    """Return the trials of a results file."""
     return [Trial(**{**trial, "named": tuple(trial["named"])}) for trial in results["trials"]]
 
 

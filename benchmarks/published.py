@@ -32,11 +32,8 @@ TABLE = Path(__file__).with_suffix(".toml")
 REACHED, REACHED_BY_TCP, REACHED_INSIDE = 0.78, 0.55, 0.8  # of the nominal speed
 START, START_BETWEEN = 0.0034, 0.0096  # milliseconds per message
 VARIATION = 0.02  # standard deviation of a rank's step ÷ its mean
-BUCKETS = {
-    "25 MiB": (FIRST_BUCKET, BUCKET),
-    "64 MiB": (64 * 2**20, 64 * 2**20),
-    "one": (math.inf, math.inf),
-}  # the first, others
+# The least sizes of the first bucket and of the others.
+BUCKETS = {"25 MiB": (FIRST_BUCKET, BUCKET), "64 MiB": (64 * 2**20, 64 * 2**20), "one": (math.inf, math.inf)}
 PIXELS = {"inception_v3": 299}  # else 224
 BERT_LAYERS, BERT_HIDDEN, BERT_ROWS = 12, 768, 30522 + 512 + 2  # J. Devlin et al., 2019: rows of the embeddings
 BACKWARD = 2 / 3  # of a step: a layer's backward pass takes about twice as long as its forward pass
@@ -150,9 +147,5 @@ def table(results: dict) -> str:
     )
 
 
-def main() -> None:
-    benchmark(benchmark_parser(__doc__).parse_args(), measured, table)
-
-
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: benchmark(benchmark_parser(__doc__).parse_args(), measured, table))

@@ -8,11 +8,10 @@ and DDP with other settings. All ranks wait for each other in between.
 """
 
 import statistics
-import time
 from itertools import islice
 
 from measure import as_table, config_of, one_device, paired, sampler_of
-from overhead import train_by_hand
+from overhead import seconds_of, train_by_hand
 from runs import Runs, benchmark, benchmark_parser
 
 from common.machine.begin import begin
@@ -29,7 +28,6 @@ from common.data.loaders import make_loaders
 from common.engine.loop import train_one_epoch
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer
-from common.engine.timing import synchronize
 from common.machine.entry import run_script
 from common.machine.lifetime import end_with_parent, temporary_directory
 from common.models.build import build_model
@@ -64,11 +62,7 @@ def rivals_of(config, image_set, device, rank):
 
     def timed(work):
         dist.barrier()
-        synchronize([device])
-        start = time.perf_counter()
-        work()
-        synchronize([device])
-        return max(gather(time.perf_counter() - start))
+        return max(gather(seconds_of(work, device)))
 
     def fit_loop(model, loader):
         optimizer = build_optimizer(model.parameters(), config)

@@ -61,7 +61,6 @@ class Node:
         wait_until(lambda: not self.processes(), 10)
 
     def close(self) -> None:
-        """End all processes."""
         self.unshare.kill()
         self.unshare.wait()
         assert self.unshare.stdout

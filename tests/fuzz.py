@@ -103,12 +103,8 @@ OF_COMPARISONS = """
 """
 MOST_SECONDS = 300  # per command; most take about 10, but a comparison repeats disturbed blocks
 GONE_AFTER = 20  # seconds that orphans of a SIGKILL may live, such as a rank that is importing torch
-UNTOUCHED = (
-    "notes.txt",
-    "result.json.part",
-    "checkpoint.ptABCDEFGH.part",
-    "earlier.json",
-)  # not written by any program
+# Files that no program writes.
+UNTOUCHED = ("notes.txt", "result.json.part", "checkpoint.ptABCDEFGH.part", "earlier.json")
 UNDER_TORCHRUN = ("torchrun", "accelerate")
 
 
@@ -384,9 +380,8 @@ def main() -> None:
     start, trials, findings = time.monotonic(), 0, []
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory:
         fuzz, place = Fuzz(Path(directory)), Path(directory, "trial")
-        for number in itertools.count(arguments.seed):
-            out_of_time = arguments.seconds and time.monotonic() - start >= arguments.seconds
-            if out_of_time or trials == arguments.trials:
+        for number in itertools.islice(itertools.count(arguments.seed), arguments.trials):
+            if arguments.seconds and time.monotonic() - start >= arguments.seconds:
                 break
             trials += 1
             trial = draw(number, arguments.kills)

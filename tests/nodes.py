@@ -140,7 +140,6 @@ class Bed:
         return done.stdout
 
     def train(self, ranks: int = NODES) -> None:
-        """Start the training."""
         if self.launcher == "sbatch":
             self.job = self.run(LOGIN, *LAUNCHERS["sbatch"].split(), *FLAGS.split()).split()[-1]
         elif self.launcher == "srun":
@@ -167,7 +166,6 @@ class Bed:
         return self.run(LOGIN, "scontrol", "show", "job", self.job, check=False)
 
     def ended(self) -> bool:
-        """Return whether all commands have ended."""
         if self.job:
             return bool(re.search("JobState=(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL)", self.job_state()))
         return all(command.poll() is not None for command in self.commands.values())
@@ -318,7 +316,6 @@ FAULTS = {
 
 
 def draw(number: int) -> Episode:
-    """Return the episode with this number."""
     dice = random.Random(number)
     launcher, script = dice.choice([*LAUNCHERS]), dice.choice(SCRIPTS)
     fault = dice.choice([fault for fault in FAULTS if fault != "agent" or launcher in WITH_AGENTS])
@@ -460,10 +457,8 @@ def main() -> None:
             try:
                 ended = player.play(episode)
                 played.append({"seed": number, **asdict(episode), **ended})
-                print(
-                    f"{number}: {episode}: {ended['outcome']} after {ended['seconds']:.1f} s: {ended['line']}",
-                    flush=True,
-                )
+                outcome = f"{ended['outcome']} after {ended['seconds']:.1f} s"
+                print(f"{number}: {episode}: {outcome}: {ended['line']}", flush=True)
             except (FindingError, AssertionError) as finding:
                 what, seen = (*map(str, finding.args), "")[:2]
                 findings.append(f"{what}; {episode}; again: python tests/nodes.py --seed {number} --episodes 1")

@@ -84,7 +84,6 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Return the schedule of a seed."""
     dice = random.Random(seed)
     count, scripts = dice.choice((2, 2, 2, 2, 3, 3, 4)), dice.random() < 0.2
     rows = dice.sample(SCRIPTS if scripts else METHODS, count)
@@ -137,7 +136,6 @@ def draw_events(dice: random.Random) -> Iterator[Event]:
 
 
 def draw_harmless(dice: random.Random) -> Iterator[Event]:
-    """Yield events that end no session."""
     for what in ("paused", *OTHERS):
         if dice.random() < 0.1:
             yield Event(what, "select", dice.randint(1, CALLS["select"]))
@@ -268,11 +266,8 @@ def check_runs(play: Play, report: Report) -> None:
 
 def check_outcome(play: Play, run: Outcome, training: Training) -> None:
     """A run has the status and the times that the machine knows."""
-    fate, limit, paused = (
-        training.fate,
-        TIMEOUT if "--timeout" in play.schedule.flags else math.inf,
-        play.machine.paused,
-    )
+    fate, paused = training.fate, play.machine.paused
+    limit = TIMEOUT if "--timeout" in play.schedule.flags else math.inf
     own = STARTUP + (2 if training.is_script else sum(map(fate.seconds_of, range(1, len(fate.seconds) + 1))))
     expected = play.statuses_of(training)
     if play.happened("moved", "deleted") and fate.what != "ok":
@@ -321,9 +316,8 @@ def check_order(play: Play, report: Report) -> None:
         play.found.unless(started == [name for name in blocks[block] if name in started], f"started: {started}")
         play.found.unless(block > last, "blocks overlap")
         seed, last = report.settings["seed"] + block - 1, block
-        play.found.unless(
-            {training.seed for training in first.values()} <= {seed, None}, f"not seed {seed} in block {block}"
-        )
+        seeds = {training.seed for training in first.values()}
+        play.found.unless(seeds <= {seed, None}, f"not seed {seed} in block {block}")
         if report.in_turns and (not play.happened(*SIGNALS, "disk full", "taken") or block < here[-1].block):
             check_turns(play, [first[name] for name in started], seed)
 
@@ -439,9 +433,8 @@ def main() -> None:
     start, findings, seen = real_seconds(), 0, Counter()
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
-        for seed in itertools.count(arguments.seed):
-            out_of_time = arguments.seconds and real_seconds() - start >= arguments.seconds
-            if out_of_time or seen["schedules"] == arguments.schedules or findings == MOST:
+        for seed in itertools.islice(itertools.count(arguments.seed), arguments.schedules):
+            if findings == MOST or (arguments.seconds and real_seconds() - start >= arguments.seconds):
                 break
             one = play(seed, Path(directory))
             seen.update(["schedules", *one.seen])

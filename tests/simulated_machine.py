@@ -364,25 +364,25 @@ class Machine:
     def _second(self, words):
         """Type the command again."""
         results = self._out / "results.json"
-        if not (self._out / ".comparison.lock").exists() or not results.exists():  # moved or deleted
-            return
-        before = results.read_bytes()
-        code, _, err = self._typed(words)
-        if code != 2 or not err.startswith("error: another comparison is writing to ") or len(err.splitlines()) > 1:
-            self.trouble.append(f"a second comparison: exit code {code}, {err}")
-        if results.read_bytes() != before:
-            self.trouble.append("a second comparison changed results.json")
+        if (self._out / ".comparison.lock").exists() and results.exists():  # neither moved nor deleted
+            code, err = self._beside("a second comparison", words, results)
+            if code != 2 or not err.startswith("error: another comparison is writing to ") or len(err.splitlines()) > 1:
+                self.trouble.append(f"a second comparison: exit code {code}, {err}")
 
     def _show(self):
         results = self._out / "results.json"
-        if not results.exists() or not json.loads(results.read_bytes())["outcomes"]:
-            return
+        if results.exists() and json.loads(results.read_bytes())["outcomes"]:
+            code, err = self._beside("--from", ["--from", str(results)], results)
+            if code not in (0, 1) or err:
+                self.trouble.append(f"shown meanwhile: exit code {code}, {err}")
+
+    def _beside(self, what, words, results):
+        """Run a command that must not change the results. Return its exit code and stderr."""
         before = results.read_bytes()
-        code, _, err = self._typed(["--from", str(results)])
-        if code not in (0, 1) or err:
-            self.trouble.append(f"shown meanwhile: exit code {code}, {err}")
+        code, _, err = self._typed(words)
         if results.read_bytes() != before:
-            self.trouble.append("--from changed results.json")
+            self.trouble.append(f"{what} changed results.json")
+        return code, err
 
     def _take(self):
         """Move the directory; another comparison begins in its place."""

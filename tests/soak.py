@@ -57,10 +57,6 @@ class Training:
         environment = {**child_environment(), "TMPDIR": str(self.tmp)}
         self.process = subprocess.Popen(command, cwd=PROJECT, env=environment)
 
-    def family(self) -> list[psutil.Process]:
-        own = psutil.Process(self.process.pid)
-        return [own, *own.children(recursive=True)]
-
     def stop(self) -> tuple[int, int]:
         """Ask it to stop after its step. Return the exit code and the number of its epochs."""
         self.process.send_signal(signal.SIGTERM)
@@ -70,7 +66,8 @@ class Training:
 
 def sample(training: Training) -> dict[str, float]:
     """Return what the training uses, and the number of files in its TMPDIR and in /dev/shm."""
-    family = training.family()
+    own = psutil.Process(training.process.pid)
+    family = [own, *own.children(recursive=True)]
     return {
         "processes": len(family),
         "descriptors": sum(process.num_fds() for process in family),

@@ -16,6 +16,7 @@ import random
 import sys
 import tempfile
 import time
+from functools import partial
 
 
 def setting(name, kind=int):
@@ -44,18 +45,35 @@ def spin(seconds, work=lambda: None):
         work()
 
 
-def collect(seconds):
-    spin(seconds, gc.collect)
-
-
-def write_to_disk(seconds):
-    spin(seconds, write_file)
-
-
 def write_file():
     with tempfile.TemporaryFile(dir=".") as file:
         file.write(bytes(1 << 18))
         os.fsync(file.fileno())
+
+
+collect = partial(spin, work=gc.collect)
+write_to_disk = partial(spin, work=write_file)
+
+
+def change_result(name, change):
+    """Return a patch of a module after which its function `name` returns change(result)."""
+
+    def patch(module):
+        original = getattr(module, name)
+        setattr(module, name, lambda *arguments: change(original(*arguments)))
+
+    return patch
+
+
+def run_first(module, name, work):
+    """Patch a module so that its function `name` runs work() first."""
+    original = getattr(module, name)
+
+    def both(*arguments, **values):
+        work()
+        return original(*arguments, **values)
+
+    setattr(module, name, both)
 
 
 class SlowBatches:
@@ -76,59 +94,42 @@ class SlowBatches:
 def slow_loaders(training=None, test=None):
     """Delay each batch of the training or the test loader."""
 
-    def change(loaders):
-        make = loaders.make_loaders
+    def slowed(loaders):
+        pairs = zip(loaders, (training, test), strict=True)
+        return tuple(SlowBatches(loader, delay) if delay else loader for loader, delay in pairs)
 
-        def make_slow(*arguments):
-            pairs = zip(make(*arguments), (training, test), strict=True)
-            return tuple(SlowBatches(loader, delay) if delay else loader for loader, delay in pairs)
-
-        loaders.make_loaders = make_slow
-
-    return change
+    return change_result("make_loaders", slowed)
 
 
 def slow_transfer(engine):
-    move, steps = engine.to_device, itertools.count()
+    steps = itertools.count()
 
-    def move_slowly(images, device):
+    def delay():
         if engine.torch.is_grad_enabled():  # in training only
             spin(seconds_in(next(steps)))
-        return move(images, device)
 
-    engine.to_device = move_slowly
+    run_first(engine, "to_device", delay)
 
 
 def slow_update(delay):
     """Delay every step of the optimizer."""
 
-    def change(engine):
-        build = engine.build_optimizer
+    def slowed(optimizer):
+        steps = itertools.count()
+        optimizer.register_step_post_hook(lambda *_: delay(seconds_in(next(steps))))
+        return optimizer
 
-        def build_slow(*arguments):
-            optimizer, steps = build(*arguments), itertools.count()
-            optimizer.register_step_post_hook(lambda *_: delay(seconds_in(next(steps))))
-            return optimizer
-
-        engine.build_optimizer = build_slow
-
-    return change
+    return change_result("build_optimizer", slowed)
 
 
 def slow_network(add_hooks):
     """Add hooks to every network that is built."""
 
-    def change(build):
-        build_model = build.build_model
+    def slowed(network):
+        add_hooks(network, itertools.count())
+        return network
 
-        def build_slow(*arguments):
-            network = build_model(*arguments)
-            add_hooks(network, itertools.count())
-            return network
-
-        build.build_model = build_slow
-
-    return change
+    return change_result("build_model", slowed)
 
 
 def slow_forward(network, steps):
@@ -151,13 +152,7 @@ def twice_the_images(network, _):
 
 def few_threads(engine):
     """Train with one thread, after the process has reported its number of threads."""
-    train = engine.train_one_epoch
-
-    def train_with_one_thread(*arguments, **values):
-        engine.torch.set_num_threads(1)
-        return train(*arguments, **values)
-
-    engine.train_one_epoch = train_with_one_thread
+    run_first(engine, "train_one_epoch", lambda: engine.torch.set_num_threads(1))
 
 
 def rude_workers(loaders):
@@ -187,13 +182,7 @@ def slow_all_reduce(distributed):
 
 
 def slow_start(image_set):
-    load = image_set.load_image_set
-
-    def load_slowly(*arguments):
-        time.sleep(setting("SECONDS", float))
-        return load(*arguments)
-
-    image_set.load_image_set = load_slowly
+    run_first(image_set, "load_image_set", lambda: time.sleep(setting("SECONDS", float)))
 
 
 PLANTS = {  # value of PLANT → the module to patch, the function that patches it

@@ -25,9 +25,8 @@ FIGURES = PROJECT / "figures" / "benchmark"
 
 
 def test_generated_documentation_is_up_to_date():
-    assert not [file for file, text in docs.generated_files().items() if file.read_text(encoding="utf-8") != text], (
-        "make docs"
-    )
+    outdated = [file for file, text in docs.generated_files().items() if file.read_text(encoding="utf-8") != text]
+    assert not outdated, "make docs"
     shown = " ".join(re.findall("<!-- (.*) -->", PAGES)).split()
     assert {*docs.SCRIPTS, *docs.COMPARISONS} <= {*shown}
 
