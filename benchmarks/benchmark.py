@@ -1,4 +1,4 @@
-"""Run all benchmarks one after the other and update their tables in docs/performance.md.
+"""Run the benchmarks of docs/performance.md one after the other and update their tables.
 
     python benchmarks/benchmark.py --example ../examples/mnist/main.py
     python benchmarks/benchmark.py --only overhead loaders
@@ -25,6 +25,7 @@ from docs import COMPARISONS, SCRIPTS, write
 
 BEGUN, MEASURED = "begun", "measured"
 DIRECTORY = PROJECT / "figures" / "benchmark"
+NAMES = (*(name for name in SCRIPTS if name != "own_scripts"), *COMPARISONS)  # that one needs scripts to measure
 
 
 def commands(arguments) -> dict[str, list[str]]:
@@ -58,8 +59,7 @@ def measure(name: str, command: list[str], minutes: float, resume: bool) -> int:
 
 def main() -> None:
     parser = OneLineParser(description=__doc__)
-    names = (*SCRIPTS, *COMPARISONS)
-    parser.add_argument("--only", type=one_of(names), nargs="+", metavar="NAME", help=f"{' | '.join(names)} (all)")
+    parser.add_argument("--only", type=one_of(NAMES), nargs="+", metavar="NAME", help=f"{' | '.join(NAMES)} (all)")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only make the tables again")
     parser.add_argument("--minutes", type=positive_float, default=8.0, metavar="N", help="of each (%(default)g)")
     parser.add_argument("--anew", action="store_true", help="forget what an earlier call has measured")
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--data-root", default="./data", metavar="DIR", help="(%(default)s)")
     parser.set_defaults(output=DIRECTORY / "benchmark", timeout=0.0)
     arguments = parser.parse_args()
-    wanted = [] if arguments.tables else arguments.only or names
+    wanted = [] if arguments.tables else arguments.only or NAMES
     runs, failed, left = Runs(arguments), [], []
     for name in wanted:
         state = runs.lines.get(name, {}).get("value")
@@ -84,7 +84,7 @@ def main() -> None:
         else:
             failed.append(name)
     write()
-    print(f"Tables: docs/performance.md ({', '.join(names)})")
+    print(f"Tables: docs/performance.md ({', '.join((*SCRIPTS, *COMPARISONS))})")
     if left:
         print(f"something is left of {', '.join(left)}: the same command goes on")
     elif not failed:

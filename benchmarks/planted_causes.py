@@ -343,8 +343,8 @@ def scores(trials: list[Trial]) -> dict:
 
 def summary(trials: list[Trial]) -> str:
     return (
-        "{first} of {planted} planted causes are named first. {wrong} of {named} named causes is neither planted nor "
-        "a consequence of what was planted. {sizes_right} of {sizes} sizes are within {within:.0%} of the planted size."
+        "{first} of {planted} planted causes are named first. Neither planted nor a consequence of what was planted: "
+        "{wrong} of {named} named causes. {sizes_right} of {sizes} sizes are within {within:.0%} of the planted size."
     ).format(**scores(trials), within=WITHIN)
 
 
