@@ -68,8 +68,8 @@ def load_image_set(config: RunConfig) -> ImageSet:
         images, labels = image_set.train_images[:size], image_set.train_labels[:size]
         image_set = replace(image_set, train_images=images, train_labels=labels)
     if config.image_size and name in DATASETS:
-        images = (resized(part, config.image_size) for part in (image_set.train_images, image_set.test_images))
-        image_set = replace(image_set, **dict(zip(("train_images", "test_images"), images, strict=True)))
+        train, test = (resized(part, config.image_size) for part in (image_set.train_images, image_set.test_images))
+        image_set = replace(image_set, train_images=train, test_images=test)
     return image_set
 
 

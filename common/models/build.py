@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import difflib
-import functools
 import importlib.util
 import sys
 from collections import OrderedDict
@@ -43,11 +42,8 @@ class Network(nn.Sequential):
     def _through_blocks(self, features):
         if not (self.recompute and torch.is_grad_enabled()):
             return super().forward(features)
-        from torch.utils.checkpoint import checkpoint
-
         for block in self:
-            contexts = functools.partial(_checkpoint_contexts, block)
-            features = checkpoint(block, features, use_reentrant=False, context_fn=contexts)
+            features = _recomputed(block, features)
         return features
 
     def __getitem__(self, index):
@@ -57,9 +53,14 @@ class Network(nn.Sequential):
         return part
 
 
-def _checkpoint_contexts(block):
-    """Return contexts for a block's computation and its recomputation, which must not update BatchNorm again."""
-    return contextlib.nullcontext(), _frozen_statistics(block)
+def _recomputed(block, features):
+    """Compute a block without keeping its activations. Their recomputation must not update BatchNorm again."""
+    from torch.utils.checkpoint import checkpoint
+
+    def contexts():
+        return contextlib.nullcontext(), _frozen_statistics(block)
+
+    return checkpoint(block, features, use_reentrant=False, context_fn=contexts)
 
 
 @contextlib.contextmanager
@@ -112,7 +113,8 @@ def build_network(
     network = Network(blocks)
     tensors = (*network.parameters(), *network.buffers())
     if any(map(is_lazy, tensors)):
-        _initialize_lazy(network, name, image_shape)
+        _outputs([network.eval()], name, image_shape)
+        network.train()
     for tensor in tensors:
         if tensor.dim() == 4:
             tensor.data = tensor.data.to(memory_format=torch.channels_last)
@@ -188,26 +190,18 @@ def _user_code(what, advice):
         raise SuiteError(what, f"{type(error).__name__}: {error}", advice, USAGE) from None
 
 
-def _takes_images(name, image_shape):
+@torch.no_grad()
+def _outputs(networks, name, image_shape):
+    """Return what each network makes of two images of zeros. Raise SuiteError (USAGE) if one fails."""
     what = f"--model {name} does not take images of shape {tuple(image_shape)}"
-    return _user_code(what, "see --dataset and --image-size, or fix it")
+    with _user_code(what, "see --dataset and --image-size, or fix it"):
+        return [network(torch.zeros(2, *image_shape)) for network in networks]
 
 
-@torch.no_grad()
-def _initialize_lazy(network, name, image_shape):
-    """Raise SuiteError (USAGE) if the network fails."""
-    with _takes_images(name, image_shape):
-        network.eval()(torch.zeros(2, *image_shape))
-    network.train()
-
-
-@torch.no_grad()
 def _check_logits(network, name, image_shape, classes):
     """Raise SuiteError (USAGE) unless the network maps two images to logits, in training and evaluation mode."""
-    with _takes_images(name, image_shape):
-        images = torch.zeros(2, *image_shape)
-        outputs = [copy.deepcopy(network).train(mode)(images) for mode in (True, False)]
-    for logits in outputs:
+    copies = (copy.deepcopy(network).train(mode) for mode in (True, False))
+    for logits in _outputs(copies, name, image_shape):
         shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else ()
         if shape != (2, classes):
             what = f"--model {name} must map images (B, C, H, W) to logits (B, {classes})"

@@ -25,9 +25,9 @@ def _mlp(channels, height, width, classes):
 
 def _strided(channels, height, width, classes):
     """Three convolutions with BatchNorm, the first with stride 2; for the shortest training to 99% on MNIST."""
-    yield "conv1", nn.Sequential(*_conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2))
-    yield "conv2", nn.Sequential(*_conv_norm_relu(16, 32, nn.MaxPool2d(2)))
-    yield "conv3", nn.Sequential(*_conv_norm_relu(32, 32, padding=0))
+    yield "conv1", _conv_norm_relu(channels, 16, kernel_size=5, stride=2, padding=2)
+    yield "conv2", _conv_norm_relu(16, 32, nn.MaxPool2d(2))
+    yield "conv3", _conv_norm_relu(32, 32, padding=0)
     sides = [(side + 1) // 2 // 2 - 2 for side in (height, width)]
     yield "head", nn.Sequential(nn.Flatten(), nn.Linear(32 * sides[0] * sides[1], classes))
 
@@ -35,18 +35,18 @@ def _strided(channels, height, width, classes):
 def _vgg(channels, height, width, classes):
     """Three pairs of 3 x 3 convolutions (Simonyan and Zisserman, 2015), each with BatchNorm; 77 MFLOP at 32 x 32."""
     for stage, out in enumerate((32, 64, 128), start=1):
-        yield f"conv{stage}_1", nn.Sequential(*_conv_norm_relu(channels, out))
-        yield f"conv{stage}_2", nn.Sequential(*_conv_norm_relu(out, out, nn.MaxPool2d(2)))
+        yield f"conv{stage}_1", _conv_norm_relu(channels, out)
+        yield f"conv{stage}_2", _conv_norm_relu(out, out, nn.MaxPool2d(2))
         channels = out
     yield "head", nn.Sequential(nn.Flatten(), nn.Linear(channels * (height // 8) * (width // 8), classes))
 
 
 def _resnet8(channels, _height, _width, classes):
     """A thinner version of D. Page's ResNet-9 ("How to train your ResNet", 2018), which also scales logits by 1/8."""
-    yield "stem", nn.Sequential(*_conv_norm_relu(channels, 24))
+    yield "stem", _conv_norm_relu(channels, 24)
     fan_in = 24
     for stage, out in enumerate((64, 128, 256), start=1):
-        yield f"conv{stage}", nn.Sequential(*_conv_norm_relu(fan_in, out, nn.MaxPool2d(2)))
+        yield f"conv{stage}", _conv_norm_relu(fan_in, out, nn.MaxPool2d(2))
         yield f"residual{stage}", Residual(*_conv_norm_relu(out, out))
         fan_in = out
     yield "head", nn.Sequential(nn.AdaptiveMaxPool2d(1), nn.Flatten(), ScaledLinear(fan_in, classes, bias=False))
@@ -97,7 +97,7 @@ def _resnet18(channels, _height, _width, classes):
     """ResNet-18 (He et al., 2016) from torchvision's blocks, with a 3 x 3 stem and no max-pool, for small images."""
     from torchvision.models.resnet import BasicBlock
 
-    yield "stem", nn.Sequential(*_conv_norm_relu(channels, 64))
+    yield "stem", _conv_norm_relu(channels, 64)
     fan_in = 64
     for stage, out in enumerate((64, 128, 256, 512), start=1):
         for index, stride in enumerate((1 if stage == 1 else 2, 1), start=1):
@@ -111,7 +111,8 @@ def _resnet18(channels, _height, _width, classes):
 
 def _conv_norm_relu(fan_in, out, *pool, kernel_size=3, stride=1, padding=1):
     # Pooling comes first because BatchNorm and ReLU then have a quarter of the work. BatchNorm has a bias.
-    return nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False), *pool, nn.BatchNorm2d(out), nn.ReLU()
+    convolution = nn.Conv2d(fan_in, out, kernel_size, stride, padding, bias=False)
+    return nn.Sequential(convolution, *pool, nn.BatchNorm2d(out), nn.ReLU())
 
 
 # name → function of (channels, height, width, classes) that yields (name, module) of each block

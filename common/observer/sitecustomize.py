@@ -35,7 +35,7 @@ def install(torch, directory):
         observer.switch(not mode)
         return train(self, mode)
 
-    loader.__init__ = change.loader(loader.__init__, dataloader.IterableDataset)
+    loader.__init__ = change.loader(loader.__init__)
     loader.__iter__ = lambda self: observer.start_loader(start, self)
     iterator.__next__ = lambda self: observer.fetch(fetch, self)
     module.train = watched_train

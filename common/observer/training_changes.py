@@ -20,9 +20,9 @@ class Change:
         self.workers, self.ranks, self.bf16, self.channels_last = workers, ranks, bf16, channels_last
         self.joined = False
 
-    def loader(self, init, iterable):
+    def loader(self, init):
         """Return DataLoader.__init__() with other workers, or with a rank's share of each batch."""
-        signature = inspect.signature(init)
+        signature, iterable = inspect.signature(init), self.torch.utils.data.IterableDataset
 
         @functools.wraps(init)
         def changed(*given, **named):

@@ -74,8 +74,9 @@ class Observer:
         self.training = weakref.WeakSet()  # all iterators that are used for training
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
         self.thread = None  # that trains; others may prefetch
-        self.optimizers, self.step_optimizer, self.others = [], lambda: None, 0  # step_optimizer: its steps are counted
-        self.network_hooks, self.gradient_hooks, self.last_gradient = [], [], None
+        self.optimizers = weakref.WeakSet()
+        self.step_optimizer, self.others = lambda: None, 0  # step_optimizer: its steps are counted
+        self.network_hooks, self.gradient_hooks, self.last_gradient = [], [], lambda: None
         self.current_network, self.sample_network = None, lambda: None  # sample_network: its samples are counted
         self.called_networks, self.hooked = weakref.WeakSet(), weakref.WeakSet()
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
@@ -233,8 +234,8 @@ class Observer:
         if first and not self.file:
             self.thread = self.thread or threading.get_ident()
             self.find_rank(optimizer)
-        if not any(optimizer is known() for known in self.optimizers):
-            self.optimizers = [known for known in self.optimizers if known() is not None] + [weakref.ref(optimizer)]
+        if optimizer not in self.optimizers:
+            self.optimizers.add(optimizer)
             self.watch(optimizer)
             self.mark("")  # the observer's own time
         if first and not self.file:
@@ -275,12 +276,11 @@ class Observer:
                 after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
                 self.network_hooks.append((network, before, after))
         self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
-        alive = [some for known in self.optimizers if (some := known()) is not None]
-        distinct = {id(p): p for some in alive for group in some.param_groups for p in group["params"]}
+        distinct = {id(p): p for some in self.optimizers for group in some.param_groups for p in group["params"]}
         self.about["parameters"] = sum(p.numel() for p in distinct.values())
         self.about["dtype"] = self.about["dtype"] or str(parameters[0].dtype).replace("torch.", "")
         self.about["optimizer"] = self.about["optimizer"] or type(optimizer).__name__
-        self.about["optimizers"] = len(alive)
+        self.about["optimizers"] = len(self.optimizers)
         self.settle_after = self.trained + LOOKS
         if self.world > 1:
             for p in parameters:
@@ -289,16 +289,15 @@ class Observer:
 
     def settle(self):
         """Keep only the hooks of the networks that the script calls and of the last gradient."""
-        optimizers = [some for known in self.optimizers if (some := known()) is not None]
         for network, *hooks in self.network_hooks:
             if network in self.called_networks:
-                self.change.network(network, optimizers)
+                self.change.network(network, self.optimizers)
             else:
                 self.hooked.discard(network)
                 for hook in hooks:
                     hook.remove()
         self.network_hooks = []
-        last = self.last_gradient() if self.last_gradient else None
+        last = self.last_gradient()
         for hook in self.gradient_hooks:
             hook.remove()
         self.gradient_hooks = [last.register_post_accumulate_grad_hook(self.gradient)] if last is not None else []
@@ -308,14 +307,13 @@ class Observer:
     def begin(self):
         """After the first step, write the header and start the warm-up slice."""
         self.read_plan()
-        if not self.file:
-            file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
-            if os.path.exists(file):  # of several trainings in a script, only the first is observed
-                return
-            self.file = file
-            versions = {"torch": self.torch.__version__, "python": platform.python_version()}
-            self.write({"first_step": time.time(), "world": self.world, **versions})
-            atexit.register(self.end)
+        file = os.path.join(self.directory, f"rank-{self.rank}.jsonl")
+        if os.path.exists(file):  # of several trainings in a script, only the first is observed
+            return
+        self.file = file
+        versions = {"torch": self.torch.__version__, "python": platform.python_version()}
+        self.write({"first_step": time.time(), "world": self.world, **versions})
+        atexit.register(self.end)
         self.begin_slice()
 
     def event(self):
@@ -383,22 +381,15 @@ class Observer:
 
     def describe(self):
         """Return what this rank trains, and on which devices."""
-        peaks, reserved, gpus = [], [], []
-        for device in self.devices:
-            if device.startswith("cuda"):
-                peaks.append(self.torch.cuda.max_memory_allocated(device))
-                reserved.append(self.torch.cuda.max_memory_reserved(device))
-                about = self.torch.cuda.get_device_properties(device)
-                kind = "MIG" if " MIG " in about.name else "GPU"
-                gpus.append(f"{kind}-{getattr(about, 'uuid', '')}")  # as nvidia-smi -L prints it
+        cuda, gpus = self.torch.cuda, [device for device in self.devices if device.startswith("cuda")]
         return {
             **self.about,
             "threads": self.torch.get_num_threads(),
             "workers": self.workers()[0],
             "devices": self.devices,
-            "gpu_uuids": gpus,
-            "peaks": peaks or [peak_bytes()],
-            "reserved": reserved,
+            "gpu_uuids": [uuid_of(cuda.get_device_properties(gpu)) for gpu in gpus],
+            "peaks": [cuda.max_memory_allocated(gpu) for gpu in gpus] or [peak_bytes()],
+            "reserved": [cuda.max_memory_reserved(gpu) for gpu in gpus],
         }
 
     def wait(self):
@@ -455,6 +446,12 @@ class Observer:
         """At the end of the script, write the steps of an incomplete slice."""
         if self.recording and self.ends:
             self.end_slice()
+
+
+def uuid_of(gpu):
+    """Return the UUID of a GPU, as nvidia-smi -L prints it."""
+    kind = "MIG" if " MIG " in gpu.name else "GPU"
+    return f"{kind}-{getattr(gpu, 'uuid', '')}"
 
 
 def peak_bytes():

@@ -8,49 +8,39 @@ import pytest
 import torch
 from torch import nn
 
-from common.data.image_set import load_image_set
-from common.data.loaders import make_loaders
 from common.engine.checkpoint import read_checkpoint, resumed_loader
-from common.engine.run import run
-from common.engine.step import build_optimizer
-from common.models.build import build_model
+from common.models.networks import BUILDERS
 from tests.fixtures import files_of, learned, make_config
-from tests.trainings import CPU, assert_same, make_checkpoints, make_context, make_sampler, make_step
+from tests.trainings import assert_same, make_checkpoints
 
 
 @pytest.fixture
-def train(data_root, tmp_path):
-    """Train in this process; return (losses and accuracy of each epoch, the checkpoint)."""
-    defaults = {"dataset": "synthetic-cifar10", "data_root": str(data_root), "figure_dir": str(tmp_path), "quiet": True}
-    defaults |= {"train_size": 64, "batch_size": 32, "model": "strided", "lr_milestones": (1, 3)}
+def train(train_here, tmp_path, monkeypatch):
+    """Train in this process, with dropout; return (losses and accuracy of each epoch, the checkpoint)."""
+    strided = BUILDERS["strided"]
+    dropout = ("dropout", nn.Dropout(0.1))  # draws from the random state in the checkpoint
+    monkeypatch.setitem(BUILDERS, "strided", lambda *shape: (*strided(*shape), dropout))
 
-    def train(name, **values):
-        files = {"output": str(tmp_path / f"{name}.json"), "checkpoint": str(tmp_path / f"{name}.pt")}
-        config = make_config(**{**defaults, **files, **values})
-        image_set = load_image_set(config)
-        image_set = replace(image_set, test_images=image_set.test_images[:50], test_labels=image_set.test_labels[:50])
-        model = build_model(config, image_set)
-        model.append(nn.Dropout(0.1))  # draws from the random state in the checkpoint
-        sampler, optimizer = make_sampler(image_set, config), build_optimizer(model.parameters(), config)
-        loaders, context = make_loaders(image_set, config, CPU, sampler), make_context(model, sampler=sampler)
-        run(context, make_step(model, config), optimizer, loaders, image_set, config, Namespace())
-        return learned(config.output), torch.load(config.checkpoint, weights_only=True)
+    def train(name, *flags):
+        # resident, as loading without workers would seed the random state for each image
+        command = "data_parallel_train.py --loader resident --model strided --train-size 64 --batch-size 32"
+        output, _ = train_here(name, f"{command} --lr-milestones 1 3", *flags)
+        return learned(output), torch.load(tmp_path / f"{name}.pt", weights_only=True)
 
     return train
 
 
-@pytest.mark.parametrize(
-    "workers, optimizer", [(0, "adam"), (0, "muon"), pytest.param(2, "sgd", marks=pytest.mark.slow)]
-)
-def test_resuming_equals_an_uninterrupted_training(workers, optimizer, train, tmp_path):
-    same = {"num_workers": workers, "optimizer": optimizer}
-    whole, last = train("whole", epochs=4, **same)
-    first, _ = train("half", epochs=2, **same)
-    rest, resumed = train("rest", epochs=4, resume=str(tmp_path / "half.pt"), **same)
+WORKERS = pytest.param("--optimizer sgd --loader workers --num-workers 2", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("flags", ["--optimizer adam", "--optimizer muon", WORKERS])
+def test_resuming_equals_an_uninterrupted_training(flags, train, tmp_path):
+    whole, last = train("whole", *flags.split(), "--epochs", 4)
+    first, _ = train("half", *flags.split(), "--epochs", 2)
+    rest, resumed = train("rest", *flags.split(), "--epochs", 4, "--resume", tmp_path / "half.pt")
     assert whole[:2] == first and rest == whole
     assert_same(resumed, last)
-    finished = str(tmp_path / "rest.pt")
-    again, _ = train("again", epochs=4, resume=finished, checkpoint=finished, **same)  # nothing is left to do
+    again, _ = train("rest", *flags.split(), "--epochs", 4, "--resume", tmp_path / "rest.pt")  # nothing is left to do
     assert again == whole
 
 
@@ -114,6 +104,6 @@ def test_a_missing_checkpoint_is_ignored_if_this_run_will_write_it(tmp_path):
 def test_the_result_file_of_an_interrupted_run_says_so(train, tmp_path, monkeypatch):
     monkeypatch.setattr("common.engine.run._after", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train("cut", epochs=2)
+        train("cut", "--epochs", 2)
     result = json.loads((tmp_path / "cut.json").read_text())
     assert (result["status"], result["reason"], len(result["epochs"])) == ("failed", "it ended early", 2)

@@ -32,16 +32,10 @@ EVALUATION = Evaluation(0, 1.0, 4.0, [1], [2])
 FOUR = (torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3]))
 
 
-class SlowLoader(list):
-    """Five batches with a delay before each."""
-
-    def __init__(self, seconds):
-        super().__init__([FOUR] * 5)
-        self.seconds = seconds
-
+class Slow(list):
     def __iter__(self):
         for batch in super().__iter__():
-            time.sleep(self.seconds)
+            time.sleep(0.02)
             yield batch
 
 
@@ -58,7 +52,7 @@ def train(model, loader, train_step=None, partial_epoch=None, **values):
 
 
 def test_phases_add_up_to_the_epoch_and_loading_counts_as_data():
-    part = train(linear(), SlowLoader(0.02))
+    part = train(linear(), Slow([FOUR] * 5))
     phases = part.phase_milliseconds
     assert list(phases) == ["data", "transfer", "forward", "backward", "rest", "update"] and phases["data"] >= 5 * 20
     assert 900 * part.seconds <= sum(phases.values()) <= 1000 * part.seconds
@@ -137,7 +131,7 @@ def test_merging_ranks_adds_counts_and_takes_the_slowest_times():
 
 def test_a_resumed_epoch_has_the_times_of_both_parts_and_no_start():
     before = time.monotonic()
-    part = train(linear(), SlowLoader(0.01))
+    part = train(linear(), Slow([FOUR] * 5))
     assert before <= part.start and part.start + part.seconds <= time.monotonic()
     assert merge(1, [part, replace(part, start=5.0)], [EVALUATION]).start == part.start
     partial_epoch = Training(0, 100.0, 7.0, 12, 3, {"data": 1e6, "exchange": 5.0}, 50.0, 40.0, 30.0)

@@ -7,19 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.engine.loop import train_one_epoch
-from common.engine.step import build_optimizer
 from common.errors import FAILED, SuiteError
 from common.models.build import build_network
 from common.ranks.replicas import SimulatedDataParallel
 from common.ranks.stages import TwoStage
-from common.settings.schedules import build_schedule
 from comparison.methods import Machine
 from comparison.plan.plan import make_plan
 from comparison.run import equivalence
 from comparison.run.equivalence import TOLERANCE, _judge, check_equivalence
 from tests.fixtures import make_config, plan_arguments
-from tests.trainings import CPU, make_context, make_image_set, make_loaders, make_step
+from tests.trainings import CPU, fitted
 
 RANDOM = """import torch.nn.functional as F
 from torch import nn
@@ -47,15 +44,12 @@ def model(tmp_path):
 @pytest.mark.parametrize("eval_mode", [True, False])
 @pytest.mark.parametrize("name", ["own", "strided"])
 def test_split_batches_only_add_up_in_evaluation_mode(name, eval_mode, model):
-    config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, max_steps=3)
+    config = make_config(eval_mode=eval_mode, batch_size=20, augment=False, optimizer="sgd", lr=0.01, epochs=1)
 
     def trained(wrap):
         network = build_network(model if name == "own" else name, (1, 28, 28), 0)
         statistics = [value.clone() for value in network.buffers()]
-        parallel, optimizer = wrap(network), build_optimizer(network.parameters(), config)
-        schedule, loader = build_schedule(optimizer, config, 3), make_loaders(make_image_set(), config)[0]
-        context, train_step = make_context(parallel), make_step(parallel, config)
-        train_one_epoch(context, train_step, optimizer, schedule, loader, config)
+        fitted(config, wrap(network))
         if eval_mode:
             assert all(torch.equal(*pair) for pair in zip(network.buffers(), statistics, strict=True))
         return [parameter.detach() for parameter in network.parameters()]

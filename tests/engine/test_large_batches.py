@@ -11,16 +11,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from common.engine.step import accumulate_gradients
 from common.models.build import build_model, build_network
+from common.models.networks import BUILDERS
 from tests.fixtures import make_config
 from tests.trainings import make_image_set
-
-IN_PLACE = """from torch import nn
-
-
-def build(shape, classes):
-    silu = nn.SiLU(inplace=True)
-    return nn.Sequential(nn.Conv2d(1, 4, 5), silu, nn.Conv2d(4, 4, 5), silu, nn.Flatten(), nn.Linear(1600, classes))
-"""
 
 
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
@@ -81,12 +74,18 @@ def test_recomputing_saves_memory_and_changes_no_bit(name, precision, prepare):
     assert kept[1] < kept[0] / 3
 
 
-def test_activations_in_place_are_recomputed(tmp_path):
+def in_place(channels, _height, _width, classes):
+    silu = nn.SiLU(inplace=True)
+    layers = nn.Conv2d(channels, 4, 5), silu, nn.Conv2d(4, 4, 5), silu, nn.Flatten(), nn.Linear(1600, classes)
+    return ((str(number), layer) for number, layer in enumerate(layers))
+
+
+def test_activations_in_place_are_recomputed(monkeypatch):
     """A network that changed a block's input would compute it again from other values."""
-    (tmp_path / "net.py").write_text(IN_PLACE)
+    monkeypatch.setitem(BUILDERS, "in place", in_place)
     gradients = []
     for recompute in (False, True):
-        config = make_config(model=f"{tmp_path}/net.py:build", recompute=recompute)
+        config = make_config(model="in place", recompute=recompute)
         network = build_model(config, make_image_set())
         network(torch.linspace(-1, 1, 4 * 784).view(4, 1, 28, 28)).square().mean().backward()
         gradients.append([parameter.grad for parameter in network.parameters()])

@@ -1,18 +1,15 @@
 """A recipe equals its flags, in a script and in a comparison."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 
-import compare_parallel
 from common.files.probe import Probe
 from common.files.reading import as_record
 from common.programs import probe
 from common.settings.config import DATASETS, option
 from common.settings.datasets import RECIPES
-from comparison.methods import Machine
 
 BOTH = [(name, dataset) for name in RECIPES for dataset in DATASETS]
 
@@ -50,20 +47,17 @@ def test_explicit_flags_override_the_recipe(typed, parsed):
 
 
 @pytest.mark.parametrize("typed", ["", "--dataset mnist", *TYPED])
-def test_a_comparison_runs_the_script_with_the_same_settings(typed, parsed, monkeypatch, tmp_path):
-    flags, workers = f"--recipe fast {typed}".split(), 2 if "--loader" in typed else 0
-    words = [*f"compare_parallel.py --dry-run --methods single --num-workers {workers}".split(), *flags]
-    monkeypatch.setattr(compare_parallel, "find_machine", lambda arguments, directory: (Machine(0, 2), {}))
-    monkeypatch.setattr(sys, "argv", words)
-    (row,) = compare_parallel.plan_comparison(*compare_parallel.parse(), tmp_path)[0].plan
-    compared, alone = parsed(*row.command[2:]), parsed(*flags)
+def test_a_comparison_runs_the_script_with_the_same_settings(typed, parsed, planned):
+    flags, workers = f"--recipe fast {typed}", 2 if "--loader" in typed else 0
+    (row,) = planned(f"--dry-run --methods single --num-workers {workers} {flags}").plan
+    compared, alone = parsed(*row.command[2:]), parsed(*flags.split())
     assert compared.num_workers == workers and compared.threads == 1
     assert replace(compared, num_workers=None, threads=None, device="auto") == replace(alone, num_workers=None)
 
 
-def test_the_probe_measures_the_recipe(monkeypatch, capsys):
+def test_the_probe_measures_the_recipe(type_in, monkeypatch, capsys):
     measured, asked = Probe(480, 96, 1.5, (), (), ()), []
-    monkeypatch.setattr(sys, "argv", ["probe", "--recipe", "fast", "--dataset", "mnist", "--num-workers", "0"])
+    type_in("probe", "--recipe", "fast", "--dataset", "mnist", "--num-workers", 0)
     monkeypatch.setattr(probe, "load_image_set", lambda arguments: None)
     monkeypatch.setattr(probe, "measure", lambda arguments, image_set: asked.append(vars(arguments)) or measured)
     probe.main(probe.parse())

@@ -12,39 +12,24 @@ from common.data.image_set import load_image_set
 from common.engine import setup as process
 from common.errors import SuiteError
 from tests.fixtures import PROJECT, make_config
-from tests.trainings import CPU
 
 pytestmark = pytest.mark.process
 
 
-@pytest.fixture
-def prepared(monkeypatch):
-    """prepared(kind, processes, **values): return the calls that prepare_process() made on 8 cores."""
-
-    def prepared(kind="cpu", processes=1, **values):
-        calls = []
-        monkeypatch.setattr(process, "available_cores", lambda: 8)
-        for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads", "torch.cuda.set_device"):
-            monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-        process.prepare_process(make_config(**values), torch.device(kind), processes=processes)
-        assert torch.backends.cudnn.benchmark
-        return calls
-
-    return prepared
-
-
+@pytest.mark.parametrize("kind", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
-def test_a_process_sets_its_threads_and_checks_the_precision(threads, processes, expected, prepared):
-    check = ("check_precision", make_config(threads=threads), CPU)
-    done = [("torch.set_num_threads", expected), ("keep_freed_memory",), check]
-    assert prepared(threads=threads, processes=processes) == done
-
-
-def test_a_process_on_a_gpu_makes_it_its_own_before_anything_else(prepared):
-    first, *others = prepared("cuda:1")
-    assert first == ("torch.cuda.set_device", torch.device("cuda:1"))
-    assert [name for name, *_ in others] == ["torch.set_num_threads", "keep_freed_memory", "check_precision"]
+def test_a_process_makes_a_gpu_its_own_before_all_else(threads, processes, expected, kind, monkeypatch):
+    """Then it sets its threads, and checks the precision."""
+    calls, config, device = [], make_config(threads=threads), torch.device(kind)
+    monkeypatch.setattr(process, "available_cores", lambda: 8)
+    for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads", "torch.cuda.set_device"):
+        monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    process.prepare_process(config, device, processes=processes)
+    own = [("torch.cuda.set_device", device)] if kind != "cpu" else []
+    check = ("check_precision", config, device)
+    assert calls == [*own, ("torch.set_num_threads", expected), ("keep_freed_memory",), check]
+    assert torch.backends.cudnn.benchmark
 
 
 @pytest.mark.parametrize(

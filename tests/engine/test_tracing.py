@@ -15,7 +15,7 @@ from common.files.results import Span
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.judge.ranks import hidden_share
-from comparison.results_file import read_results, write_results
+from comparison.results_file import read_results
 from comparison.run import session
 from comparison.show.detail_tables import rank_table
 from comparison.show.plots import draw_timelines, waiting_finding
@@ -143,13 +143,11 @@ def test_only_successful_rows_are_traced_and_only_once(monkeypatch, tmp_path):
     assert session.trace_rows(unasked, output_to(Mock(directory=tmp_path))) == unasked and len(calls) == 1
 
 
-def test_the_figure_has_a_panel_per_traced_row(tmp_path):
+def test_the_figure_has_a_panel_per_traced_row():
     report = report_of((configuration("single"), runs()), (configuration("ddp"), runs("ddp")))
     for timelines, panels in (({}, 0), ({"ddp": ()}, 0), ({"ddp": SPANS, "single": ()}, 1)):
         figure = draw_timelines(analyse(replace(report, timelines=timelines)))
         assert len(figure.axes if figure else ()) == panels
-    write_results(replace(report, timelines={"ddp": SPANS}), tmp_path)
-    assert read_results(tmp_path / "results.json").timelines == {"ddp": SPANS}
 
 
 def test_the_figure_shows_lanes_and_waiting():
