@@ -80,7 +80,7 @@ class Proof:
             return "one block"
         if measured.low <= 0:
             return "not shorter"
-        if self.sham.proved:
+        if self.sham.proved and abs(self.sham.value) > SIDE_EFFECT * measured.value:
             return "sham"
         if self.moved:
             return "elsewhere"

@@ -193,6 +193,7 @@ def test_the_measured_gain_is_reported():
         ({"remedied": {"exchange": 0.0}, "own": {"exchange": 7.2}, "sham": {"exchange": 7.2}}, "more"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 9.0}}, "sham"),
+        ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 5.0}}, "proved"),  # a sixth of the gain
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0,)}, "one block"),
         ({"remedied": {"exchange": 0.0}, "busy": 0.9}, "not measured"),
     ],
