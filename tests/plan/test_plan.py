@@ -125,10 +125,7 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
 @pytest.mark.parametrize(
     "typed, message",
     [
-        (
-            "CUDA_VISIBLE_DEVICES=0 python train.py",
-            "“CUDA_VISIBLE_DEVICES” cannot be started; found no program '0'; type",
-        ),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "“CUDA_VISIBLE_DEVICES” cannot be started; found no program '0'; t"),
         ("mine=pyton train.py", "“mine” cannot be started; found no program 'pyton'; .*mine=env VARIABLE=1 python"),
     ],
 )
@@ -171,11 +168,8 @@ def test_invalid_combinations_are_skipped(typed, values, skipped):
         ("single", {"nproc": [3, 5, 7]}, "105 would be the fewest"),
         ("ladder", {"num_workers": [1, 3]}, "--num-workers is a total and must divide.*found 1 for 2"),
         ("single", {"model": ["a/net.py:build", "b/net.py:build"]}, "two models have one name"),
-        (
-            "single",
-            {"model": ["my net.py:build", "my-net.py:build"]},
-            "two models have one name",
-        ),  # their file names collide
+        # their file names collide
+        ("single", {"model": ["my net.py:build", "my-net.py:build"]}, "two models have one name"),
     ],
 )
 def test_invalid_plans_are_refused(typed, values, message):
