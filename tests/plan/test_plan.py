@@ -249,9 +249,22 @@ def test_a_script_is_taken_to_use_the_gpus_of_the_machine(gpus, device):
     assert row.planned.device == device
 
 
-def test_variants_of_a_single_script():
-    assert parse_script("python mine.py --lr=0.1") == "mine=python mine.py --lr=0.1"
+@pytest.mark.parametrize(
+    "typed, name, command",
+    [
+        ("mine=python train.py --lr 0.1", "mine", ["python", "train.py", "--lr", "0.1"]),
+        ("python train.py --lr=0.1", "train", ["python", "train.py", "--lr=0.1"]),
+        ("torchrun --nproc_per_node=2 a/b.py", "b", ["torchrun", "--nproc_per_node=2", "a/b.py"]),
+        ("/opt/bin/train", "train", ["/opt/bin/train"]),
+    ],
+)
+def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda word: word)  # torchrun may be elsewhere
+    (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
+    assert (row.label, list(row.command)) == (name, command)
 
+
+def test_variants_of_a_single_script():
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)
