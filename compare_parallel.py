@@ -142,7 +142,7 @@ def plan_scripts(arguments: argparse.Namespace, machine: Machine) -> list[Config
         what, advice = "--nproc is for the variant of a single --script with ranks", "give one number, or none"
         raise SuiteError(what, found, advice, USAGE)
     if len(plan) == 1 and not arguments.against:
-        plan += variants_of(plan[0], machine, max(arguments.nproc) if arguments.nproc else None)
+        plan += variants_of(plan[0], machine, max(ranks, default=None))
     if arguments.twin:
         plan += twin_of(plan, SCRIPT)
     if arguments.against:

@@ -117,8 +117,7 @@ def _parse(name, value):
     """Parse a setting as its flag would on a command line."""
     if value is None:
         return None
-    return [_parse_one(name, item) for item in value] if name in LISTS else PARSERS[name](str(value))
-
-
-def _parse_one(name, item):
-    return None if item is None else PARSERS[name](str(item))
+    parse = PARSERS[name]
+    if name in LISTS:
+        return [None if item is None else parse(str(item)) for item in value]
+    return parse(str(value))

@@ -39,9 +39,10 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
         in_float32 = check.differences(able, "fp32")
         found = {row.name: _judge(in_float32[row.name], METHODS[row.method].rounds) for row in able}
         differ = [row for row in able if found[row.name].status == "failed" and found[row.name].difference is not None]
-        for name, difference in check.differences(differ, "fp64").items():
-            if isinstance(difference, float):  # otherwise the result in float32 stands
-                found[name] = _judge(difference, METHODS[check.rows[name].method].rounds, in_float32[name])
+        in_float64 = check.differences(differ, "fp64")
+        for row in differ:
+            if isinstance(difference := in_float64[row.name], float):  # otherwise the result in float32 stands
+                found[row.name] = _judge(difference, METHODS[row.method].rounds, in_float32[row.name])
     for row in plan:
         if METHODS[row.method].times_only:
             reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
@@ -50,10 +51,9 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
 
 
 class _Check:
-    """Trains rows and references, and compares their weights. rows: by name."""
+    """Trains rows and references, and compares their weights."""
 
     def __init__(self, plan, shared_flags, train_images, directory):
-        self.rows = {row.name: row for row in plan}
         self._threads, self._shared_flags = plan[0].planned.threads, shared_flags
         self._train_images, self._directory = train_images, directory
         self._weights = {}  # files by the command that wrote them: one device is the reference too

@@ -143,12 +143,10 @@ class ScriptRun(Run):
     def _cpu_seconds(self):
         """Return the CPU seconds of this start's living processes and of the children they waited for."""
         seconds = 0.0
-        with contextlib.suppress(psutil.Error):
-            script = psutil.Process(self._child.pid)
-            for process in (script, *script.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    used = process.cpu_times()
-                    seconds += used.user + used.system + used.children_user + used.children_system
+        for process in self._processes():
+            with contextlib.suppress(psutil.Error):  # it has ended
+                used = process.cpu_times()
+                seconds += used.user + used.system + used.children_user + used.children_system
         return seconds
 
     def _read_result(self, exit_code):

@@ -45,20 +45,15 @@ class Clock:
 
 
 def run_tips(analysis: Analysis, directory: Path) -> Report | None:
-    """Try options on the recommended row: see try_options(). Return None if there is no such row.
+    """Compare the recommended row with itself plus options. Write the comparison to `directory` after every block.
 
-    Takes at most LONGEST seconds and at most a SHARE of the comparison's time.
+    Takes at most LONGEST seconds and at most a SHARE of the comparison's time. Return None if there is no such row, no
+    option applies, or the time is too short for two blocks of two launches.
     """
-    row, outcomes = _row_to_use(analysis), analysis.report.outcomes
-    seconds = min(LONGEST, SHARE * sum(outcome.wall_seconds for outcome in outcomes))
-    return try_options(analysis.report, row, directory, seconds) if row else None
-
-
-def try_options(report: Report, row: Row, directory: Path, seconds: float) -> Report | None:
-    """Compare a row that has run with itself plus options. Write the comparison to `directory` after every block.
-
-    Return None if no option applies, or the time is too short for two blocks of two launches.
-    """
+    report, row = analysis.report, _row_to_use(analysis)
+    if not row:
+        return None
+    seconds = min(LONGEST, SHARE * sum(outcome.wall_seconds for outcome in report.outcomes))
     clock, tried = Clock(seconds), _plan(report, row)
     launches = int(seconds / 2 / _seconds_of_launch(row))
     if launches < 2 or not tried.plan[1:]:

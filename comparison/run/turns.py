@@ -102,7 +102,7 @@ class Run(contextlib.ExitStack):
         """Start or continue the run. Return None if it waits for its next turn, or its Outcome if it has ended."""
         start, busy, own = time.perf_counter(), busy_seconds() if self._one_node else None, own_seconds()
         stolen = stolen_seconds()
-        with self._cards.watching(self._processes):
+        with self._cards.watching(lambda: [process.pid for process in self._processes()]):
             if self._child is None:
                 self._oom_kills = oom_kills()
                 self._begin()
@@ -123,11 +123,11 @@ class Run(contextlib.ExitStack):
         return self._outcome(exit_code, None if busy is None else max(0.0, self._foreign_seconds) / self._wall_seconds)
 
     def _processes(self):
-        """Return the PIDs of the run's processes."""
+        """Return the run's processes."""
         with contextlib.suppress(psutil.Error, AttributeError):  # it has ended or was never started
             process = psutil.Process(self._child.pid)
-            return [process.pid, *(child.pid for child in process.children(recursive=True))]
-        return ()
+            return [process, *process.children(recursive=True)]
+        return []
 
     def _begin(self):
         self._file.parent.mkdir(parents=True, exist_ok=True)

@@ -49,19 +49,19 @@ def test_all_rows_get_the_same_loader(gpus, flags, loader, planned):
         assert [row.command[place + 1] for place, flag in enumerate(row.command) if flag == "--loader"] == typed
 
 
-FINE = [  # (GPUs, flags)
-    (0, "--methods ddp"),  # a single row
-    (0, "--methods single ddp --predict ddp=1.80"),
-    (0, "--baseline ddp --predict fsdp=.5"),
-    (2, "--fit-batch"),
-    (0, "--fit-batch --memory-limit 2GiB"),
-    (2, "--project 4"),
-    (0, "--project 4 --scaling weak"),
-    (1, "--project 4x1 --link-gbps 200 --link-ms 1"),
-]
-
-
-@pytest.mark.parametrize("gpus, flags", FINE)
+@pytest.mark.parametrize(
+    "gpus, flags",
+    [
+        (0, "--methods ddp"),  # a single row
+        (0, "--methods single ddp --predict ddp=1.80"),
+        (0, "--baseline ddp --predict fsdp=.5"),
+        (2, "--fit-batch"),
+        (0, "--fit-batch --memory-limit 2GiB"),
+        (2, "--project 4"),
+        (0, "--project 4 --scaling weak"),
+        (1, "--project 4x1 --link-gbps 200 --link-ms 1"),
+    ],
+)
 def test_valid_combinations_of_flags(gpus, flags, planned):
     report = planned(flags, gpus)
     limit = "--memory-limit 2147483648"

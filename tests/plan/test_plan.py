@@ -125,10 +125,7 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
 @pytest.mark.parametrize(
     "typed, message",
     [
-        (
-            "CUDA_VISIBLE_DEVICES=0 python train.py",
-            "“CUDA_VISIBLE_DEVICES” cannot be started; found no program '0'; type",
-        ),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "“CUDA_VISIBLE_DEVICES” cannot be started; found no program '0'; t"),
         ("mine=pyton train.py", "“mine” cannot be started; found no program 'pyton'; .*mine=env VARIABLE=1 python"),
     ],
 )
@@ -171,11 +168,8 @@ def test_invalid_combinations_are_skipped(typed, values, skipped):
         ("single", {"nproc": [3, 5, 7]}, "105 would be the fewest"),
         ("ladder", {"num_workers": [1, 3]}, "--num-workers is a total and must divide.*found 1 for 2"),
         ("single", {"model": ["a/net.py:build", "b/net.py:build"]}, "two models have one name"),
-        (
-            "single",
-            {"model": ["my net.py:build", "my-net.py:build"]},
-            "two models have one name",
-        ),  # their file names collide
+        # their file names collide
+        ("single", {"model": ["my net.py:build", "my-net.py:build"]}, "two models have one name"),
     ],
 )
 def test_invalid_plans_are_refused(typed, values, message):
@@ -255,9 +249,22 @@ def test_a_script_is_taken_to_use_the_gpus_of_the_machine(gpus, device):
     assert row.planned.device == device
 
 
-def test_variants_of_a_single_script():
-    assert parse_script("python mine.py --lr=0.1") == "mine=python mine.py --lr=0.1"
+@pytest.mark.parametrize(
+    "typed, name, command",
+    [
+        ("mine=python train.py --lr 0.1", "mine", ["python", "train.py", "--lr", "0.1"]),
+        ("python train.py --lr=0.1", "train", ["python", "train.py", "--lr=0.1"]),
+        ("torchrun --nproc_per_node=2 a/b.py", "b", ["torchrun", "--nproc_per_node=2", "a/b.py"]),
+        ("/opt/bin/train", "train", ["/opt/bin/train"]),
+    ],
+)
+def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda word: word)  # torchrun may be elsewhere
+    (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
+    assert (row.label, list(row.command)) == (name, command)
 
+
+def test_variants_of_a_single_script():
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)

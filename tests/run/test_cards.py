@@ -136,7 +136,7 @@ def test_memory_counts_only_the_runs_own_processes(nvml, tmp_path):
     assert unknown.uses(result)[0].memory_bytes is None
     row = configuration(command=(sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '100'])"))
     with Run(row, 1, 42, tmp_path, timeout=3) as run:
-        assert [*run._processes()] == []
+        assert run._processes() == []
         run._begin()
         wait_until(lambda: len(run._processes()) == 2)
 

@@ -130,16 +130,22 @@ def test_turns_need_room_for_the_largest_batches():
 
 
 @pytest.fixture
-def compared(monkeypatch, tmp_path):
-    """compared(), ended: compare one device and DDP; name, batch and status of all trials and runs.
+def ended():
+    """Name, batch and status of all trials and runs of the last comparison."""
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, ended):
+    """run(): compare one device and DDP.
 
     A device has 285 MiB, and needs 100 plus 1 per image. too_large: (method, block, batch) of a run that fails anyway.
     """
     plan = [(row(), runs()), (row("ddp", devices=2), runs("ddp", (1.0, 1.01, 0.99), count=2))]
-    times, ended = {"single": (2.0, 2.02, 1.98), "ddp": (1.0, 1.01, 0.99)}, []
+    times = {"single": (2.0, 2.02, 1.98), "ddp": (1.0, 1.01, 0.99)}
     monkeypatch.setattr(forecast, "ask", lambda *_: json.dumps(PROBE))
 
-    def compared(stop=None, resume=False, too_large=(), **settings):
+    def run(stop=None, resume=False, too_large=(), **settings):
         ended.clear()
 
         def run_once(tested, block, *_):
@@ -162,14 +168,13 @@ def compared(monkeypatch, tmp_path):
         report = continued(report, tmp_path / "results.json") if resume else report
         return run_comparison(report, [], output_to(Mock(directory=tmp_path)))
 
-    return compared, ended
+    return run
 
 
 TRIED = [("single-fit", 128), ("single-fit", 256), ("ddp-fit", 128), ("ddp-fit", 256), ("ddp-fit", 512)]
 
 
-def test_an_interrupted_search_for_the_largest_batch_continues(compared, tmp_path, capsys):
-    run, ended = compared
+def test_an_interrupted_search_for_the_largest_batch_continues(run, ended, tmp_path, capsys):
     report = run()
     assert [each[:2] for each in ended[:5]] == TRIED
     assert {*ended[5:]} == {("single", 128, "ok"), ("ddp", 256, "ok")} and len(ended) == 11
@@ -184,8 +189,7 @@ def test_an_interrupted_search_for_the_largest_batch_continues(compared, tmp_pat
     assert run(resume=True) == report and not ended
 
 
-def test_all_rows_start_again_if_a_fitted_batch_runs_out_of_memory(compared, tmp_path):
-    run, ended = compared
+def test_all_rows_start_again_if_a_fitted_batch_runs_out_of_memory(run, ended, tmp_path):
     report = run(too_large=[("ddp", 2, 256)])
     assert [each[:2] for each in ended if each[0].endswith("-fit")] == TRIED  # known batches are not tried again
     assert ended[9:] == [("single", 128, "ok"), ("ddp", 128, "ok")] * 3
@@ -193,8 +197,7 @@ def test_all_rows_start_again_if_a_fitted_batch_runs_out_of_memory(compared, tmp
     assert read_results(tmp_path / "results.json") == report
 
 
-def test_report_of_rows_with_their_largest_batches(compared, tmp_path):
-    run, _ = compared
+def test_report_of_rows_with_their_largest_batches(run, tmp_path):
     report = run()
     analysis = analyse(report)
     standing = analysis.rows[1].standing
@@ -211,14 +214,13 @@ def test_report_of_rows_with_their_largest_batches(compared, tmp_path):
     assert target.decisions[0].kind == "use" and target.decisions[0].best.label == "DDP"
 
 
-def test_other_unequal_settings_are_still_refused(compared):
-    run, _ = compared
+def test_other_unequal_settings_are_still_refused(run):
     report = run()
     plain = replace(report, settings={**report.settings, "fit_batch": False})
     assert "global batch 256 instead of 128" in analyse(plain).rows[1].standing.reason
     bf16 = {"ddp": "bfloat16 autocast", "single": "float32"}
-    results = ((run, replace(run.result, precision=bf16[run.configuration])) for run in report.outcomes)
-    other = replace(report, outcomes=tuple(replace(run, result=result) for run, result in results))
+    results = ((made, replace(made.result, precision=bf16[made.configuration])) for made in report.outcomes)
+    other = replace(report, outcomes=tuple(replace(made, result=result) for made, result in results))
     assert analyse(other).rows[1].standing.reason == "refused: precision bfloat16 autocast instead of float32"
 
 

@@ -251,18 +251,3 @@ def test_a_slice_of_seconds_has_enough_steps_to_fill_it():
     first = [{"series": [[10.0, 10.0], [15.0, 15.0], [500.0, 0.0]]}]  # the median step takes 30 ms
     assert Slices(3, None, 0.89).steps_of(first) == 30
     assert Slices(3, 5, 0.0).steps_of(first) == 5
-
-
-@pytest.mark.parametrize(
-    "typed, name, command",
-    [
-        ("mine=python train.py --lr 0.1", "mine", ["python", "train.py", "--lr", "0.1"]),
-        ("python train.py --lr=0.1", "train", ["python", "train.py", "--lr=0.1"]),
-        ("torchrun --nproc_per_node=2 a/b.py", "b", ["torchrun", "--nproc_per_node=2", "a/b.py"]),
-        ("/opt/bin/train", "train", ["/opt/bin/train"]),
-    ],
-)
-def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda word: word)  # torchrun may be elsewhere
-    (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
-    assert (row.label, list(row.command)) == (name, command)

@@ -45,7 +45,7 @@ def answers(monkeypatch):
 
 
 @pytest.fixture
-def made_up(monkeypatch, tmp_path, answers):
+def run(monkeypatch, tmp_path, answers):
     """run(stop=3): compare two rows in two blocks, not in turns, interrupted at the third run."""
     rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
     made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
@@ -74,8 +74,8 @@ def made_up(monkeypatch, tmp_path, answers):
     return run
 
 
-def test_progress_is_printed(made_up, capsys):
-    made_up()
+def test_progress_is_printed(run, capsys):
+    run()
     output = capsys.readouterr().out
     assert "not in turns: how much memory they need is not known\n" in output
     assert output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: ddp, single\n")
@@ -103,8 +103,7 @@ def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, an
     assert [row.command for row in report.plan] == [configured.command for configured, _ in rows]
 
 
-def test_flags_of_the_probe(made_up, answers):
-    run = made_up
+def test_flags_of_the_probe(run, answers):
     asked = answers()
     for settings in ({}, {"project": ["2", "4"]}, {"project": ["2x1"], "link_gbps": 5.0}):
         run(**settings)
@@ -135,8 +134,8 @@ def test_a_comparison_does_not_continue_with_other_code(changed, tmp_path):
         continued(replace(report, outcomes=()), file)
 
 
-def test_an_interrupted_comparison_continues_only_with_equal_settings(made_up, tmp_path, capsys):
-    run, file = made_up, tmp_path / "results.json"
+def test_an_interrupted_comparison_continues_only_with_equal_settings(run, tmp_path, capsys):
+    file = tmp_path / "results.json"
     run(stop=3)
     assert "no interval: too few runs" in [entry.result for entry in analyse(read_results(file)).rows]
     for name, value, change in (("epochs", 9, "epochs 3 → 9"), ("seed", 1, "seed 42 → 1")):
@@ -147,8 +146,7 @@ def test_an_interrupted_comparison_continues_only_with_equal_settings(made_up, t
     assert "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
 
 
-def test_only_its_own_torn_files_are_deleted(made_up, tmp_path):
-    run = made_up
+def test_only_its_own_torn_files_are_deleted(run, tmp_path):
     (tmp_path / "runs").mkdir()
     own = ["results.jsonab_12cd3.part", "runs/ddp-2.jsonabcdefgh.part"]
     foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdefgh.part"]
@@ -190,8 +188,7 @@ def test_a_failed_helper_is_no_interruption_and_a_failed_row_does_not_stop_other
     assert "the baseline, single, is not among the methods" in (tmp_path / "report.md").read_text()
 
 
-def test_a_new_comparison_keeps_earlier_files(made_up, started, tmp_path, capsys):
-    run = made_up
+def test_a_new_comparison_keeps_earlier_files(run, started, tmp_path, capsys):
     started(run)
     made = {path.name for path in tmp_path.iterdir()} - {".comparison.lock"} | {"curves.png"}
     (tmp_path / "runs").mkdir()
@@ -213,8 +210,7 @@ def test_a_new_comparison_keeps_earlier_files(made_up, started, tmp_path, capsys
     assert names[0] == "earlier-2026-01-02-030405+" and names[1] > names[0] and names[2:] == ["earlier-mine"]
 
 
-def test_foreign_files_are_kept_and_empty_comparisons_are_not(made_up, started, tmp_path):
-    run = made_up
+def test_foreign_files_are_kept_and_empty_comparisons_are_not(run, started, tmp_path):
     run(stop=1)
     started(run)
     assert not [*tmp_path.glob("earlier-*")]
@@ -228,8 +224,7 @@ def test_foreign_files_are_kept_and_empty_comparisons_are_not(made_up, started, 
     assert kept.read_text() == "mine" and (tmp_path / "runs" / "tensorboard").read_text() == "mine"
 
 
-def test_showing_again_keeps_earlier_files_and_copies_exactly(made_up, started, tmp_path):
-    run = made_up
+def test_showing_again_keeps_earlier_files_and_copies_exactly(run, started, tmp_path):
     started(run)
     file = tmp_path / "old.json"
     file.write_bytes((tmp_path / "results.json").read_bytes())
@@ -328,12 +323,8 @@ def undecided(block):
     [
         (decided, {"budget": 200.0}, 3, [(3, 0.3)]),
         (undecided, {"budget": 1.0}, 3, [(3, 1.0)]),  # at least three blocks
-        (
-            undecided,
-            {"budget": 130.0},
-            6,
-            [(3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0)],
-        ),  # a seventh would end at 140 s
+        # a seventh would end at 140 s
+        (undecided, {"budget": 130.0}, 6, [(3, 60 / 130), (4, 80 / 130), (5, 100 / 130), (6, 1.0)]),
         (undecided, {"repeats": 4}, 4, []),
         (noisy, {"margin": 0.5}, 5, []),
         (noisy, {"margin": 0.05, "budget": 130.0}, 6, []),
@@ -396,9 +387,8 @@ def test_margin_estimates_the_number_of_blocks_from_the_first_five(blocks):
     count = len(report.whole_blocks)
     assert count > 5 and report.looks == ()
     assert half_width(report) <= math.log(1.05) < half_width(report) * math.sqrt(count / (count - 1))
-    calm = blocks(
-        lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05
-    )  # later blocks do not matter
+    # later blocks do not matter
+    calm = blocks(lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05)
     assert len(calm.whole_blocks) == count and half_width(calm) == pytest.approx(half_width(report))
     disturbed = blocks(noisy, repeats=None, margin=0.05, foreign={2: 0.9, 7: 0.9})
     assert disturbed.set_aside == (2, 7) and half_width(disturbed) <= math.log(1.05)
@@ -450,16 +440,14 @@ def test_at_most_two_disturbed_blocks_are_repeated(blocks):
     [
         ("num_workers", (0, 2), (2.0, 2.9, 1.4), True),
         ("num_workers", (0, 2), (1.0, 1.01, 0.99), False),
-        ("model", ("lenet", "mlp"), (2.0, 2.9, 1.4), False),
+        ("model", ("lenet", "mlp"), (2.0, 2.9, 1.4), False),  # these differ in accuracy, so their times do not matter
     ],
 )
 def test_the_values_of_a_sweep_must_be_decided(name, values, seconds, again):
     first, second = (configuration(values={name: value}, **{name: value}) for value in values)
     report = report_of((first, runs()), (second, runs(seconds=seconds)), repeats=None, budget=100.0)
     more = with_another_block(report, 30.0, 10.0).order[len(report.order) :]
-    assert {name for _, name in more} == (
-        {row.name for row in report.plan} if again else set()
-    )  # models differ in accuracy, so their times need no decision
+    assert {name for _, name in more} == ({row.name for row in report.plan} if again else set())
 
 
 def test_a_row_that_is_decided_is_not_run_again():

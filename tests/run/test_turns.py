@@ -61,26 +61,28 @@ KILLS_ANOTHER_ROW = (
 
 
 @pytest.fixture
-def rows(tmp_path):
-    """runs(a={}, b={"fault": …}), written(): Runs of such rows, and their log of (name, rank, PID, what) in order."""
-    events = tmp_path / "events"
+def runs(tmp_path):
+    """runs(a={}, b={"fault": …}): Runs of such rows."""
 
     def run(name, ranks=1, fault="", timeout=None, gpu=""):
-        command = (sys.executable, "-c", ROW, name, str(ranks), fault, str(events), gpu)
+        command = (sys.executable, "-c", ROW, name, str(ranks), fault, str(tmp_path / "events"), gpu)
         return Run(configuration(name=name, command=command), 1, 42, tmp_path / "runs", timeout)
 
-    def runs(**rows):
-        return [run(name, **row) for name, row in rows.items()]
+    return lambda **rows: [run(name, **row) for name, row in rows.items()]
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written(): the log of all rows, as (name, rank, PID, what) in order."""
 
     def written():
-        lines = sorted(events.read_text().splitlines(), key=lambda line: float(line.split()[0]))
+        lines = sorted((tmp_path / "events").read_text().splitlines(), key=lambda line: float(line.split()[0]))
         return [tuple(line.split(maxsplit=4)[1:]) for line in lines]
 
-    return runs, written
+    return written
 
 
-def test_every_epoch_is_a_turn_in_shuffled_order(rows):
-    runs, written = rows
+def test_every_epoch_is_a_turn_in_shuffled_order(runs, written):
     outcomes = [*take_turns(runs(**{name: {} for name in "abcd"}), seed=1)]
     assert sorted(outcome.configuration for outcome in outcomes) == [*"abcd"]
     events = [(name, what) for name, _, _, what in written()]
@@ -94,8 +96,7 @@ def test_every_epoch_is_a_turn_in_shuffled_order(rows):
     assert len({*map(tuple, orders)}) > 1
 
 
-def test_all_ranks_of_a_row_take_a_turn_together(rows):
-    runs, written = rows
+def test_all_ranks_of_a_row_take_a_turn_together(runs, written):
     [*take_turns(runs(a={"ranks": 3}, b={"ranks": 2}), seed=1)]
     events = [(name, what) for name, rank, _, what in written() if what != "start"]
     assert len(events) == 30
@@ -115,8 +116,7 @@ def test_all_ranks_of_a_row_take_a_turn_together(rows):
     ],
     ids=["is killed", "hangs", "is killed while it waits"],
 )
-def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, rows):
-    runs, written = rows
+def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, runs, written):
     rows = {"a": {}, "b": {"fault": fault, "timeout": 2}, "c": {}}
     if fault == KILLS_ANOTHER_ROW:
         rows |= {"a": {"fault": fault}, "b": {}}
@@ -126,12 +126,11 @@ def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, 
     assert sum(what == "end 3" for *_, what in written()) == 2
 
 
-def test_waiting_rows_leave_nothing_behind(rows, tmp_path, monkeypatch):
+def test_waiting_rows_leave_nothing_behind(runs, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     signalled, end = [], turns_module.end_together
     monkeypatch.setattr(turns_module, "end_together", lambda children: signalled.append(len(children)) or end(children))
-    runs, _ = rows
     left = "import subprocess; subprocess.Popen(['sleep', '100'], start_new_session=True); os._exit(3)"
     turns = take_turns(runs(a={}, b={"ranks": 2}, c={"fault": left}), seed=1)
     outcome = next(turns)  # c's
@@ -178,8 +177,7 @@ def test_turns_need_a_gpu_that_several_processes_may_use():
         (100, 10, 70, ["abcd"]),  # the guess does not count once a row was measured
     ],
 )
-def test_as_many_rows_take_turns_as_fit_onto_a_gpu(left, each, need, waves, rows):
-    runs, written = rows
+def test_as_many_rows_take_turns_as_fit_onto_a_gpu(left, each, need, waves, runs, written):
     names = "abcd"
     made = runs(**{name: {"gpu": f"{left} {each}"} for name in names})
     outcomes = [*take_turns(made, 1, need)]
