@@ -253,12 +253,14 @@ def check_end(play: Play, report: Report | None, code: int, text: str, err: str)
 
 
 def check_runs(play: Play, report: Report) -> None:
-    """No finished run is lost, changed or counted twice, and each has the outcome that the machine knows."""
+    """No finished block is lost, changed or counted twice, and each run has the outcome that the machine knows."""
     runs = {(run.block, run.configuration): run for run in report.outcomes}
     play.found.unless(len(runs) == len(report.outcomes), "a run is counted twice")
     for key, run in play.kept.items():
         play.found.unless(runs.get(key) == run, f"lost or changed: {key}")
-    play.kept = {key: run for key, run in runs.items() if run.status in KEPT}
+    finished = {key: run for key, run in runs.items() if run.status in KEPT}
+    begun = {block for block, name in report.order if (block, name) not in finished}  # --resume repeats these blocks
+    play.kept = {key: run for key, run in finished.items() if key[0] not in begun or run.status == OUT_OF_MEMORY}
     last = {(training.block, training.row): training for training in play.trainings()}
     for key, run in runs.items():
         check_outcome(play, run, last[key])

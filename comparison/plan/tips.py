@@ -71,7 +71,7 @@ def _can_ask_for_huge_pages() -> bool:
 def with_options(row: Configuration, names: tuple[str, ...], cores: float, role: str = TIP) -> Configuration:
     """Return a row with additional options."""
     variables = [OPTIONS[name].variable for name in names if OPTIONS[name].variable]
-    command = (*(["env", *variables] if variables else []), *row.command, *flags_of(names, cores).split())
+    command = (*(["env", *variables] if variables else []), *row.command, *flags_of(names, row, cores).split())
     name = "+".join([row.name, *names, *([role] if role == TRAINED else [])])
     return replace(row, name=name, label=" + ".join(names), command=command, role=role, against=row.name)
 
@@ -81,9 +81,10 @@ def options_of(row: Configuration) -> tuple[str, ...]:
     return tuple(name for name in row.label.split(" + ") if name in OPTIONS) if row.role else ()
 
 
-def flags_of(names: tuple[str, ...], cores: float) -> str:
-    """Return the flags of options as typed."""
-    return " ".join(filter(None, (OPTIONS[name].flags for name in names))).format(cores=math.floor(cores))
+def flags_of(names: tuple[str, ...], row: Configuration, cores: float) -> str:
+    """Return the flags of a row's options as typed."""
+    each = math.floor(cores / max(row.stages, row.planned.shares))
+    return " ".join(filter(None, (OPTIONS[name].flags for name in names))).format(cores=each)
 
 
 def that_go_together(names: list[str]) -> tuple[str, ...]:

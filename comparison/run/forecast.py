@@ -60,6 +60,8 @@ def loader_warnings(report: Report) -> list[str]:
     for planned in (row.planned for row in report.plan if row.planned.device == "gpu"):
         milliseconds = report.probe.step_milliseconds(planned.model).get(planned.per_device_batch_size, math.inf)
         trained, speed = 1000 * planned.batch_size / milliseconds, delivered.get(planned.num_workers, math.inf)
+        if not planned.num_workers:
+            speed *= planned.shares  # every process loads its own part
         if speed < trained:
             sentences.append(
                 f"{count(planned.num_workers, 'loader worker')} deliver {speed:,.0f} images/s, and "

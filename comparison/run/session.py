@@ -60,7 +60,10 @@ class Output:
 
 
 def continued(report: Report, file: Path) -> Report:
-    """Return a report that has not run yet with the finished runs of an interrupted comparison's results.json."""
+    """Return a report that has not run yet with what an interrupted comparison's results.json has finished.
+
+    Only whole blocks are kept: runs of different hours must not be compared. Of failed runs and checks, none are.
+    """
     earlier, planned = read_results(file), as_read(report)
     then, now = ({**each.settings, **each.environment} for each in (earlier, planned))
     changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
@@ -71,7 +74,10 @@ def continued(report: Report, file: Path) -> Report:
     if changed:
         advice = "use the flags of that comparison, or leave out --resume to start again"
         raise SuiteError("cannot resume: that was another comparison", "; ".join(changed), advice, USAGE)
-    kept = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
+    done = tuple(outcome for outcome in earlier.outcomes if outcome.status in ("ok", OUT_OF_MEMORY))
+    again = {block for block, _ in replace(earlier, outcomes=done).left}
+    kept = tuple(outcome for outcome in done if outcome.block not in again or outcome.status == OUT_OF_MEMORY)
+    failed = any(check.status == "failed" for check in earlier.equivalence.values())
     return replace(
         earlier,
         command=report.command,
@@ -79,6 +85,8 @@ def continued(report: Report, file: Path) -> Report:
         environment=report.environment,
         plan=with_largest(report.plan, earlier.trials),
         outcomes=kept,
+        equivalence={} if failed else earlier.equivalence,
+        trials=tuple(trial for trial in earlier.trials if trial.fits or trial.status == OUT_OF_MEMORY),
     )
 
 

@@ -54,7 +54,7 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
         return report
     looks = [look for look in report.looks if look[0] < blocks]  # a block in place of a disturbed one is no other look
     looked = replace(report, looks=(*looks, (blocks, min(1.0, max(share, used / budget)))))
-    if used + _seconds_of(_next_rows(looked), looked, block_seconds) > budget:
+    if not report.left and used + _seconds_of(_next_rows(looked), looked, block_seconds) > budget:
         return replace(report, looks=(*looks, (blocks, 1.0)))
     return looked
 
@@ -70,7 +70,8 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
         return report
     budget = report.settings["budget"]
     limited = budget is not None and not _lacks(report, report.wanted_blocks)
-    if limited and used + _seconds_of(names, report, block_seconds) > budget:
+    last = bool(report.looks) and report.looks[-1][1] >= 1.0  # the look after another block would have no error left
+    if limited and (last or used + _seconds_of(names, report, block_seconds) > budget):
         return report
     more = make_order(names, report.order[-1][0] + 1, report.settings["seed"])[-len(names) :]
     return replace(report, order=(*report.order, *more))

@@ -16,7 +16,7 @@ from common.machine.lifetime import temporary_directory
 from comparison.judge.analysis import WORTH, Analysis, best_tip, find_tips
 from comparison.outcomes import Outcome
 from comparison.plan.plan import with_measured_cut
-from comparison.plan.tips import TRAINED, UNKNOWN, effect_of, options_for, that_go_together, with_options
+from comparison.plan.tips import OPTIONS, TRAINED, UNKNOWN, effect_of, options_for, that_go_together, with_options
 from comparison.record import Report, Settings
 from comparison.results_file import write_results
 from comparison.rows import Configuration, Row
@@ -128,9 +128,11 @@ def _next_rows(tried: Report, clock: Clock) -> list[Configuration]:
     if blocks == MOST_BLOCKS or all(tip.ratio and tip.ratio.decided for tip in tips):
         return []
     single = [tip for tip in sorted(tips, key=lambda tip: -tip.speed) if len(tip.options) == 1]
-    names = that_go_together([tip.options[0] for tip in single])
+    fastest = that_go_together([tip.options[0] for tip in single])
+    names = tuple(name for name in OPTIONS if name in fastest)  # the same row in every block
     together = [with_options(plain, names, tried.environment["cores"])] if len(names) > 1 else []
-    fits = int(clock.left / statistics.fmean(run.wall_seconds for run in tried.outcomes if run.status == "ok"))
+    launch = statistics.fmean(run.wall_seconds for run in tried.outcomes if run.status == "ok")
+    fits = int(max(0.0, clock.left) / launch)
     rows = [plain, *together, *(tip.row.configuration for tip in single)][:fits]
     return rows if len(rows) > 1 else []
 

@@ -42,6 +42,7 @@ def before_table(analysis: Analysis) -> Rows:
 
 def tip_rows(analysis: Analysis) -> Rows:
     """Yield the effect of each option on the recommended row: its speed, its accuracy, and what to type."""
+    cores = analysis.report.environment["cores"]
     for tip in sorted(analysis.tips, key=lambda tip: -tip.speed):
         variables = [OPTIONS[name].variable for name in tip.options if OPTIONS[name].variable]
         yield {
@@ -49,7 +50,7 @@ def tip_rows(analysis: Analysis) -> Rows:
             "Times as fast [95%]": tip.ratio,
             "Launches": len(tip.row.outcomes),
             "Effect on accuracy": effect_of(tip.options),
-            "Typed": " ".join([*variables, flags_of(tip.options, analysis.report.environment["cores"])]).strip(),
+            "Typed": " ".join([*variables, flags_of(tip.options, tip.row.configuration, cores)]).strip(),
             "Result": _tip_result(tip),
         }
 

@@ -257,10 +257,11 @@ def test_an_interrupted_proof_is_resumed(monkeypatch, tmp_path):
     output = compare_parallel.output_to(Mock(directory=tmp_path))
     compare_parallel.measure(report, [], output, resume=False, language="en")
     proof = plan_proof(analyse(report))
-    done = report_of(*((row, runs("ddp", NEAR)) for row in proof.plan)).outcomes[:2]
-    write_results(replace(proof, outcomes=done), tmp_path / PROOF)
+    whole = report_of(*((row, runs("ddp", NEAR)) for row in proof.plan)).outcomes
+    done = [run for run in whole if run.block == 1 or run.configuration == proof.plan[0].name]
+    write_results(replace(proof, outcomes=tuple(done)), tmp_path / PROOF)
     compare_parallel.measure(report, [], output, resume=True, language="en")
-    assert [count for name, count in ran if name == PROOF] == [0, 2]
+    assert [count for name, count in ran if name == PROOF] == [0, 3]  # the first block
 
 
 @pytest.mark.slow

@@ -218,14 +218,19 @@ def test_when_the_maths_is_checked(asked, budget, method, checked):
 
 
 def test_warning_of_workers_that_starve_a_gpu():
-    def said(speed, **planned):
+    def said(speed, workers=2, **planned):
         probe = {
             "steps": [{"model": "lenet", "batch": 100, "milliseconds": 50.0}],  # 2,000 images/s
-            "loaders": [{"num_workers": 2, "images_per_second": speed, "cpu_seconds_per_image": 0.0}],
+            "loaders": [{"num_workers": workers, "images_per_second": speed, "cpu_seconds_per_image": 0.0}],
         }
-        return loader_warnings(report_of((configuration(device="gpu", num_workers=2, **planned), []), probe=probe))
+        return loader_warnings(
+            report_of((configuration(device="gpu", num_workers=workers, **planned), []), probe=probe)
+        )
 
     assert said(2001.0) == said(15_999.0, batch_size=100) == []
     (one,), (eight,) = said(1500.0), said(15_999.0, batch_size=800)
     assert "2 loader workers deliver 1,500 images/s, and 1 GPU can train 2,000 (lenet)" in one
     assert "8 GPUs can train 16,000" in eight
+    assert said(2001.0, workers=0, batch_size=800) == [] and said(
+        1999.0, workers=0, batch_size=800
+    )  # each loads its own

@@ -16,7 +16,9 @@ from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError
 from common.files.checksums import CODE, code_checksum
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
+from comparison.outcomes import Trial
 from comparison.plan.plan import make_order
+from comparison.record import Equivalence
 from comparison.results_file import read_results, write_results
 from comparison.run import forecast, session
 from comparison.run.launch import HelperFailed
@@ -144,6 +146,32 @@ def test_an_interrupted_comparison_continues_only_with_equal_settings(run, tmp_p
     capsys.readouterr()
     assert len(run(resume=file).outcomes) == 4
     assert "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
+
+
+def test_runs_of_different_hours_do_not_share_a_block(run, tmp_path):
+    file = tmp_path / "results.json"
+    whole = run()
+    for failed, kept in (({(1, "ddp")}, [(2, "single"), (2, "ddp")]), ({(1, "ddp"), (2, "ddp")}, [])):
+        outcomes = [
+            replace(outcome, status="failed", result=None)
+            if (outcome.block, outcome.configuration) in failed
+            else outcome
+            for outcome in whole.outcomes
+        ]
+        write_results(replace(whole, outcomes=tuple(outcomes)), tmp_path)
+        again = continued(replace(whole, outcomes=()), file)
+        assert [(outcome.block, outcome.configuration) for outcome in again.outcomes] == kept
+
+
+def test_failed_checks_and_trials_are_repeated(tmp_path):
+    row = configuration("ddp", command=("python", "ddp.py", "--batch-size", "100"))
+    good, bad = Equivalence(1e-7, "ok", ""), Equivalence(None, "failed", "port in use")
+    full, failed = Trial("ddp", 128, OUT_OF_MEMORY, "no room"), Trial("ddp", 96, "failed", "port in use")
+    report = report_of((row, runs("ddp")))
+    for check, kept in ((good, {"ddp": good}), (bad, {})):
+        write_results(replace(report, equivalence={"ddp": check}, trials=(full, failed)), tmp_path)
+        again = continued(replace(report, outcomes=()), tmp_path / "results.json")
+        assert again.equivalence == kept and again.trials == (full,)
 
 
 def test_only_its_own_torn_files_are_deleted(run, tmp_path):
@@ -448,6 +476,18 @@ def test_the_values_of_a_sweep_must_be_decided(name, values, seconds, again):
     report = report_of((first, runs()), (second, runs(seconds=seconds)), repeats=None, budget=100.0)
     more = with_another_block(report, 30.0, 10.0).order[len(report.order) :]
     assert {name for _, name in more} == ({row.name for row in report.plan} if again else set())
+
+
+def test_no_block_follows_the_look_that_spent_all_error():
+    made = [
+        (configuration(name), runs(name, seconds))
+        for name, seconds in (("single", (2.0,) * 3), ("ddp", (2.0, 2.9, 1.4)))
+    ]
+    report = report_of(*made, repeats=None, budget=100.0)
+    assert len(with_another_block(replace(report, looks=((3, 0.4),)), 40.0, 10.0).order) == 8
+    assert with_another_block(replace(report, looks=((3, 1.0),)), 40.0, 10.0).order == report.order
+    begun = replace(report, order=(*report.order, (4, "ddp")))  # which will be looked at
+    assert look(begun, 95.0, 30.0).looks == ((3, 0.95),)
 
 
 def test_a_row_that_is_decided_is_not_run_again():

@@ -3,6 +3,7 @@
 import math
 import sys
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +109,25 @@ def test_tips_take_a_third_of_the_time_and_at_most_a_minute(launch):
     assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
 
 
+def test_no_launch_begins_after_the_time_is_over(launch, monkeypatch):
+    tried, _ = launch(compared())
+    late = Mock(left=-3.0)  # of launches of 2 s
+    assert tips_module._next_rows(replace(tried, outcomes=tried.outcomes[:4], order=tried.order[:4]), late) == []
+
+
+def test_options_launched_together_are_the_same_row_in_every_block(launch):
+    speeds = {**SPEEDS, "compile": 1.27}  # in some blocks more than huge pages bring, in others less
+    tried, _ = launch(compared(), speeds=speeds)
+    together = {options.options_of(row) for row in tried.plan if len(options.options_of(row)) > 2}
+    assert together == {("bf16", "huge pages", "compile")}
+
+
+def test_every_process_gets_its_share_of_all_cores():
+    row = configuration("ddp", per_device_batch_size=50)  # two processes
+    assert options.with_options(row, ("all cores",), 4.0).command[-2:] == ("--threads", "2")
+    assert options.with_options(configuration(), ("all cores",), 4.0).command[-2:] == ("--threads", "4")
+
+
 def test_an_option_that_does_not_help_alone_is_not_recommended_with_another(launch):
     tried, _ = launch(compared())
     tips = find_tips(tried)
@@ -149,7 +169,7 @@ def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
         (20.0, SPEEDS, "trained to 90.0% here"),
         (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
         (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
-        (90.0, {**SPEEDS, "compile": 1.4}, "bf16, compile and huge pages, 2.8"),
+        (90.0, {**SPEEDS, "compile": 1.4}, "bf16, huge pages and compile, 2.8"),
     ],
 )
 def test_the_screen_shows_tips_in_one_line(launch, tmp_path, capsys, wall, speeds, words):
