@@ -136,10 +136,14 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
     if configuration.method == baseline and plain:  # a variant of the baseline, e.g. single:num-workers=4
         return plain
-    part = configuration.planned.per_device_batch_size  # follows from the number of devices, so it may differ
-    equal = (
-        other for other in candidates if replace(other.planned, per_device_batch_size=part) == configuration.planned
-    )
+    planned = configuration.planned
+
+    def is_equal(other: Configuration) -> bool:
+        """Whether all settings are equal, but for the batches, which follow from the number of devices."""
+        batch, part = planned.batch_size, planned.per_device_batch_size
+        return replace(other.planned, batch_size=batch, per_device_batch_size=part) == planned
+
+    equal = filter(is_equal, candidates)
     return next(equal, candidates[0] if candidates else None)
 
 

@@ -5,7 +5,7 @@ import pickle
 import zipfile
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -130,7 +130,8 @@ def _load(path):
     if state["format"] != FORMAT:
         raise _damaged(path, f"its format is {state['format']}, not {FORMAT}")
     state["begun"] = [as_record(part, Training) for part in state["begun"]]
-    state["records"] = [as_record(values, EpochRecord) for values in state["records"]]
+    records = (as_record(values, EpochRecord) for values in state["records"])
+    state["records"] = [replace(record, start=None) for record in records]  # by the clock of an earlier process
     return state
 
 

@@ -82,7 +82,8 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
             cpu_seconds=part.cpu_seconds,
             queue_seconds=part.queue_seconds,
             waits=rank_waits,
-            long_steps=long_steps_of(part.series),
+            # an epoch's last batch may be smaller
+            long_steps=long_steps_of(part.series[:-1] if part.samples % max(1, part.steps) else part.series),
             throttled_seconds=part.throttled_seconds,
         )
         for part, rank_waits in zip(trainings, waits, strict=True)
@@ -177,6 +178,8 @@ def _long_steps(times, least):
     if logs[split] - short.mean() <= MIN_DEVIATIONS * short.std() or logs[split] == short[-1]:
         return None
     long = np.flatnonzero(np.log(np.maximum(times, least)) >= logs[split])
+    if 2 * len(long) > len(times):  # then some are short, like an epoch's last step
+        return None
     gaps, counts = np.unique(np.diff(long), return_counts=True)
     gap = int(gaps[counts.argmax()]) if len(gaps) and counts.max() >= MIN_EQUAL_GAPS * counts.sum() else 0
     throughout = long[0] < gap and len(times) - long[-1] <= gap  # from the first steps to the last

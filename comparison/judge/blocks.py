@@ -14,7 +14,7 @@ from comparison.judge.statistics import CONFIDENCE, EQUAL_WITHIN, Array, Ratio, 
 SHARED_FREEDOM = 0.5  # observations that the mean variance counts as: see _Fit.variances
 WIDEST = math.log(1000)  # an interval's half width, in logarithms, that is as good as none
 ROUNDING = 1e-9  # smaller singular values count as zero
-RESAMPLES = 999  # of a self-test
+RESAMPLES, NORMAL_SAMPLES = 999, 9999  # of a self-test
 CHANCE = 0.01  # p-value of a self-test below which it warns
 
 
@@ -229,9 +229,9 @@ def two_modes(values: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(values) < 6 or min(values) == max(values):
         return None
-    normal = np.random.default_rng(0).normal(size=(RESAMPLES, len(values)))
+    normal = np.random.default_rng(0).normal(size=(NORMAL_SAMPLES, len(values)))
     own, *others = _variance_between(np.vstack([(np.array(values) - statistics.fmean(values)), normal]))
-    return float(own), (1 + sum(other >= own for other in others)) / (1 + RESAMPLES)
+    return float(own), (1 + sum(other >= own for other in others)) / (1 + NORMAL_SAMPLES)
 
 
 def _variance_between(samples: Array) -> Array:

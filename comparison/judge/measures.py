@@ -121,10 +121,13 @@ def measure(report: Report) -> Measures:
     flop = {model.model: model.flop for model in report.probe.models} if report.probe else {}
     noise = residuals(images.values)
     summaries = {}
+    squares = np.nansum(noise**2, axis=0)
     for column, row in enumerate(rows):
         means = (times.means[row.name] for times in (asked, images, training, total))
         summary = summarise(row, training.values[:, column], flop.get(row.configuration.planned.model), *means)
-        modes = two_modes([value for value in noise[:, column] if math.isfinite(value)])
+        modes = None
+        if squares[column] == squares.max():  # the two modes of a row show in the residuals of the others too
+            modes = two_modes([value for value in noise[:, column] if math.isfinite(value)])
         if modes and modes[1] < CHANCE / len(rows):
             summary = replace(summary, warnings=(*summary.warnings, Finding("two modes", {"n": modes[0]})))
         summaries[row.name] = summary
@@ -138,7 +141,7 @@ def _images_of_epoch(report: Report) -> int:
 
 
 def _epoch_seconds(images: int, outcome: Outcome, result: RunResult) -> float:
-    known = [epoch.evaluate_seconds for epoch in result.epochs if not math.isnan(epoch.evaluate_seconds)]
+    known = [epoch.evaluate_seconds for epoch in result.timed_epochs if not math.isnan(epoch.evaluate_seconds)]
     return images * image_seconds(outcome, result) + (statistics.fmean(known) if known else 0.0)
 
 

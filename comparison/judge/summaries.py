@@ -185,7 +185,7 @@ def _memory(results: Sequence[RunResult]) -> Memory | None:
 def _images_per_joule(row: Row) -> float | None:
     """Return the images per joule; None unless the energy of every GPU of every run is known."""
     runs = [
-        (result.timed_epochs[-1].samples, [card.joules or 0.0 for card in run.cards])
+        (statistics.fmean(epoch.samples for epoch in result.timed_epochs), [card.joules or 0.0 for card in run.cards])
         for run, result in successful_runs(row)
     ]
     if not all(joules and all(joules) for _, joules in runs):

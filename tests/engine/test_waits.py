@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from common.engine.shares import FEWEST_STEPS, RING, long_steps_of, series_of, waits_of
+from common.engine.shares import FEWEST_STEPS, RING, Training, long_steps_of, merge, series_of, waits_of
 
 EVEN = {"data": 1.0, "transfer": 0.5, "forward": 5.0, "backward": 10.0, "exchange": 2.0, "update": 1.0}
 
@@ -69,6 +69,14 @@ def test_long_steps_have_a_share_and_a_period(longer, share, milliseconds, perio
     ((name, long),) = long_steps_of(jittered(longer=longer)).items()
     assert (name, long.period) == ("forward", period)
     assert (long.share, long.milliseconds) == (pytest.approx(share), pytest.approx(milliseconds, rel=0.1))
+
+
+def test_a_short_last_step_makes_no_others_long():
+    steps = jittered(longer=lambda step: 40.0 * (step % 20 == 19) - 9.0 * (step == 60), steps=61)
+    assert long_steps_of(jittered(longer=lambda step: -9.0 * (step == 59))) == {}
+    uneven = Training(0, seconds=1.0, samples=60 * 128 + 20, steps=61, series=steps)
+    assert merge(1, [uneven], []).ranks[0].long_steps == long_steps_of(steps[:-1])
+    assert long_steps_of(steps[:-1])["forward"].period == 20
 
 
 def test_random_variation_and_short_series_have_no_long_steps():

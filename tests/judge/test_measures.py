@@ -133,6 +133,17 @@ def test_warnings_of_dependent_blocks_and_two_modes():
     assert "two modes" not in warned(random.normal(0, 0.05, (30, 2)))[1]
 
 
+def test_only_the_row_with_two_modes_is_warned_of_even_among_many():
+    random, times = np.random.default_rng(1), np.ones((12, 12))
+    times[:, 7] += 0.3 * (np.arange(12) % 2)
+    times *= np.exp(random.normal(0, 0.01, times.shape))
+    names = [f"single-{column}" for column in range(12)]
+    rows = [(configuration(name=name), runs(seconds=own)) for name, own in zip(names, times.T, strict=True)]
+    summaries = measure(report_of(*rows)).summaries
+    warned = [name for name in names if "two modes" in {found.kind for found in summaries[name].warnings}]
+    assert warned == ["single-7"]
+
+
 def test_a_row_and_its_counterpart_detect_as_much_as_two_rows():
     (own, _), other = SINGLE, (2.1, 2.0, 1.9)
     twin = counterpart(own, TWIN, "again", ())
