@@ -613,7 +613,7 @@ def slice_of(steps, seconds):
     where = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
     totals = {name: steps * value for name, value in phases.items()}
     times = {"seconds": steps * seconds, "phases": totals, "series": steps * [list(phases.values())]}
-    used = {"cpu_seconds": steps * seconds, "queue_seconds": None}
+    used = {"batch": 10, "cpu_seconds": steps * seconds, "queue_seconds": None}
     return {"steps": steps, "samples": 10 * steps, **times, **used, **trained, **where}
 
 

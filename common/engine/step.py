@@ -72,11 +72,14 @@ def accumulate_gradients(train_step: Callable, model: nn.Module, parts: int) -> 
         for number, part in enumerate(zip(images.split(counts), labels.split(counts), strict=True), start=1):
             count = counts[number - 1]
             _scale(parameters, before / count)  # weights the parts' mean gradients by their images
+            if number > 1:
+                mark("backward")
             with no_sync() if number < len(counts) else contextlib.nullcontext():
                 own = train_step(*part, mark)
             loss = None if own is None else loss + own.detach() * count / len(labels)
             before = count
         _scale(parameters, before / len(labels))
+        mark("backward")
         return loss
 
     return step

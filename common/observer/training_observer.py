@@ -66,6 +66,7 @@ class Observer:
         self.rank, self.world, self.file = 0, 1, ""
         self.marks, self.ends = [], []  # ends: the number of marks at the end of each step in the slice
         self.recording = self.paused = self.gradients_done = False
+        self.left_out, self.aside = False, None  # whether the slice contains evaluation; CPU time when it began
         self.outer_phase, self.backward_depth = "rest", 0  # outer_phase: of the time between the other hooks
         self.evaluation_start = self.fetch_start = None  # indices into marks
         self.dataset = 0
@@ -93,11 +94,14 @@ class Observer:
         """Drop the marks of this step from index `start`, where evaluation began, and record no more."""
         if self.recording and not self.paused:
             del self.marks[max(start, self.ends[-1] if self.ends else 1) :]
-            self.paused = True
+            self.paused = self.left_out = True
+            self.aside = self.aside or time.process_time()
 
     def unpause(self):
         if self.paused:
             self.paused = False
+            self.cpu += time.process_time() - self.aside
+            self.aside = None
             self.mark("")
 
     # ---- hooks and wrappers
@@ -183,7 +187,7 @@ class Observer:
         if self.backward_depth == 0:
             self.thread = self.thread or threading.get_ident()  # torch may call an optimizer from a thread of its own
             self.unpause()
-            self.evaluation_start = self.fetch_start = None
+            self.evaluation_start = self.fetch_start = self.aside = None
             self.gradients_done = self.evaluates = False
             self.training.update(self.recent)
             self.recent.clear()
@@ -209,7 +213,7 @@ class Observer:
         if evaluates:
             if self.evaluation_start is None and not self.paused:
                 self.mark(self.outer_phase)
-                self.evaluation_start = len(self.marks)
+                self.evaluation_start, self.aside = len(self.marks), time.process_time()
         elif self.evaluation_start is not None or self.paused:
             self.pause(self.evaluation_start or 0)
             self.evaluation_start = None
@@ -275,7 +279,8 @@ class Observer:
                 before = network.register_forward_pre_hook(self.before_forward, with_kwargs=True)
                 after = network.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
                 self.network_hooks.append((network, before, after))
-        self.devices = list(dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)]))
+        devices = dict.fromkeys([*self.devices, *(str(p.device) for p in parameters)])
+        self.devices = [name for name in devices if name != "cpu"] or [*devices]
         distinct = {id(p): p for some in self.optimizers for group in some.param_groups for p in group["params"]}
         self.about["parameters"] = sum(p.numel() for p in distinct.values())
         self.about["dtype"] = self.about["dtype"] or str(parameters[0].dtype).replace("torch.", "")
@@ -326,8 +331,8 @@ class Observer:
 
     def begin_slice(self):
         self.synchronize()
-        self.paused, self.recording, self.ends = False, True, []
-        self.evaluation_start = self.fetch_start = None
+        self.paused, self.left_out, self.recording, self.ends = False, False, True, []
+        self.evaluation_start = self.fetch_start = self.aside = None
         self.start, self.cpu, self.queued = time.monotonic(), time.process_time(), queue_seconds()
         self.marks = [("", self.clock(), 0)]
 
@@ -343,6 +348,7 @@ class Observer:
                 self.begin_slice()
             return
         self.ends.append(len(self.marks))
+        self.cpu_at_end = time.process_time()
         if len(self.ends) == self.slice_steps:
             self.end_slice()
             self.wait()
@@ -350,7 +356,7 @@ class Observer:
     def end_slice(self):
         self.synchronize()
         self.recording = False
-        cpu, queued = time.process_time() - self.cpu, queue_seconds()
+        queued = {thread: s - self.queued.get(thread, 0.0) for thread, s in queue_seconds().items()}
         series, counts, start, before = [], [], 1, self.marks[0][1]
         for end in self.ends:
             step, samples = dict.fromkeys(PHASES, 0.0), {"data": 0, "forward": 0}
@@ -363,6 +369,8 @@ class Observer:
             start = end
             series.append([step[phase] for phase in PHASES])
             counts.append((samples["data"], samples["forward"]))
+        complete = len(self.ends) == self.slice_steps and not self.left_out
+        sizes = [samples_of([count]) for count in counts]
         totals = {phase: sum(step[column] for step in series) for column, phase in enumerate(PHASES)}
         record = {
             "steps": len(series),
@@ -370,9 +378,11 @@ class Observer:
             "samples": samples_of(counts),
             "phases": totals,
             "series": series[-RING:],
-            "cpu_seconds": cpu,
-            "queue_seconds": sum(s - self.queued.get(thread, 0.0) for thread, s in queued.items()) if queued else None,
-            "start": self.start,
+            "batch": max(sizes, key=sizes.count),
+            "cpu_seconds": self.cpu_at_end - self.cpu,
+            # these would contain evaluation, or what follows the last step
+            "queue_seconds": sum(queued.values()) if queued and complete else None,
+            "start": self.start if complete else None,
             **self.describe(),
             "loader": self.loader_milliseconds(),
         }
@@ -456,6 +466,11 @@ def uuid_of(gpu):
 
 def peak_bytes():
     """Return the peak memory of this process; 0 where it is unknown."""
+    try:  # the maximum of getrusage() may be that of the process that started this one
+        with open("/proc/self/status") as status:
+            return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):  # not Linux
+        pass
     try:
         import resource  # Unix only
 

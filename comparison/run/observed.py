@@ -71,8 +71,8 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
     epochs = tuple(_epoch(number, ranks, known) for number, ranks in enumerate(slices, start=1))
     last = slices[-1]
     devices = tuple(device for rank in last for device in rank["devices"]) or ("cpu",)
-    samples, steps = sum(epoch.samples for epoch in epochs[1:]), sum(epoch.steps for epoch in epochs[1:])
-    batch, own = round(samples / steps), last[0]
+    batches, own = [sum(rank["batch"] for rank in ranks) for ranks in slices], last[0]
+    batch = max(batches, key=batches.count)
     return RunResult(
         method=SCRIPT,
         status="ok",

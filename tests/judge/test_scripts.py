@@ -164,7 +164,7 @@ def test_a_phase_that_only_some_slices_have_counts_in_all_of_them():
         about |= {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
         phases = {name: {"data": data, "forward": 8.0}.get(name, 0.0) for name in OBSERVED}
         times = {"seconds": 0.001 * (data + 8.0), "phases": phases, "series": [list(phases.values())]}
-        return {"steps": 1, "samples": 10, "cpu_seconds": 0.01, "queue_seconds": None, **times, **about}
+        return {"steps": 1, "samples": 10, "batch": 10, "cpu_seconds": 0.01, "queue_seconds": None, **times, **about}
 
     header = {"first_step": 0.0, "world": 1, "torch": "2.11.0", "python": "3.11.7"}
     start = Start([[header, *map(slice_of, (0.0, 0.0, 4.0, 0.0))]])

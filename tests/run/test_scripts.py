@@ -1,5 +1,6 @@
 """The user's training scripts: every style of training is measured correctly, or the reason is reported."""
 
+import json
 import os
 import sys
 import threading
@@ -119,6 +120,33 @@ def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_
     observer.recording = False  # or it writes the slice when this process ends
 
 
+@pytest.mark.parametrize("steps", [4, 1000], ids=["whole slice", "script ends"])
+def test_a_slice_has_the_cpu_time_of_its_steps_and_the_usual_batch(steps, tmp_path, monkeypatch):
+    """Each step takes a second of CPU time. 100 more are spent in an evaluation, and 1000 after the last step."""
+    monkeypatch.setattr("common.observer.training_observer.time.process_time", lambda: seconds[0])
+    (tmp_path / "plan.json").write_text(json.dumps({"steps": steps, "alone": 0.0}))
+    change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
+    observer, seconds = Observer(torch, str(tmp_path), change), [0.0]
+    monkeypatch.setattr(observer, "wait", lambda: None)
+    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1)
+    for batch in (8, 8, 8, 3, 8):  # the first is before the slice
+        observer.mark("data", batch)
+        observer.backward(lambda: None)
+        seconds[0] += 1.0
+        observer.before_update(optimizer, (), {})
+        observer.after_update(optimizer, (), {})
+        if batch == 3:
+            observer.switch(evaluates=True)
+            seconds[0] += 100.0
+            observer.switch(evaluates=False)
+    seconds[0] += 1000.0
+    observer.end()
+    observer.recording = False
+    _, slice_ = map(json.loads, (tmp_path / "rank-0.jsonl").read_text().splitlines())
+    assert (slice_["cpu_seconds"], slice_["batch"], slice_["samples"]) == (4.0, 8, 27)
+    assert slice_["start"] is slice_["queue_seconds"] is None  # an evaluation lies between
+
+
 @pytest.mark.slow
 def test_batches_loaded_between_slices_are_not_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(scripts, "SLICES", 2)
@@ -224,11 +252,13 @@ def test_running_out_of_memory_is_a_result(tmp_path):
 
 
 def test_scripts_take_turns_and_leave_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts, "SLICES", 2)
-    runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, name=name) for name in ("a", "b")]
+    monkeypatch.setattr(scripts, "SLICES", 3)
+    short = Slices(warmup=2, steps=2, seconds=0.0)  # an evaluation lies in every third slice, whose time is unknown
+    runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, short, name) for name in ("a", "b")]
     outcomes = {outcome.configuration: outcome.result for outcome in take_turns(runs, seed=1)}
-    spans = sorted((e.start, e.start + e.train_seconds) for result in outcomes.values() for e in result.epochs)
-    assert len(spans) == 6 and all(end <= start for (_, end), (start, _) in pairwise(spans))
+    epochs = [epoch for result in outcomes.values() for epoch in result.epochs if epoch.start is not None]
+    spans = sorted((epoch.start, epoch.start + epoch.train_seconds) for epoch in epochs)
+    assert len(spans) >= 4 and all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert not alive("scripts/train.py")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script-a-1.log", "script-b-1.log"]
 
