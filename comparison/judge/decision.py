@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from comparison.judge.fairness import NOT_SHOWN, differences, exempt, less_accurate, shown_less_accurate
+from comparison.judge.fairness import NOT_SHOWN, OF_A_BATCH, differences, exempt, less_accurate, shown_less_accurate
 from comparison.judge.measures import WHOLE_RUN, Measures, WallTime
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio, any_reference
@@ -155,6 +155,8 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
         return row.trouble or say("a trial, accuracy not checked")
     if not (row.configuration.is_script or (entry.standing.baseline and entry.standing.baseline.results)):
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
+        if report.fitted or "batch_size" in report.swept:
+            may_differ += OF_A_BATCH
         unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
     check = report.equivalence.get(row.name)
     if check and check.status == "failed":
@@ -177,8 +179,8 @@ def _faster_later(
     found: list[tuple[int, RowAnalysis]] = []
     for entry, ratio in zip(others, ratios, strict=True):
         extra = wall_time.means[entry.name] - wall_time.means[best.name]
-        if ratio.words == FASTER and extra > 0:
-            saved = per_epoch.means[best.name] - per_epoch.means[entry.name]
-            found.append((len(entry.row.results[0].epochs) + math.ceil(extra / saved), entry))
+        saved = per_epoch.means[best.name] - per_epoch.means[entry.name]
+        if ratio.words == FASTER and saved > 0:
+            found.append((len(entry.row.results[0].epochs) + max(1, math.ceil(extra / saved)), entry))
     epochs, later = min(found, key=lambda pair: pair[0], default=(0, None))
     return later, epochs

@@ -155,6 +155,10 @@ def test_a_target_accuracy_makes_all_batches_one_decision():
     assert chosen(*rows, target_accuracy=0.6) == "DDP (batch size 256)"
     rows = (*rows[:3], batch("ddp", 256, SLOW))
     assert chosen(*rows, target_accuracy=0.6) == "SINGLE (batch size 256)"
+    planned, results = batch("ddp", 256, FAST)
+    fewer = planned, [each_epoch(result, steps=2, samples=640) for result in results]
+    without_baseline = report_of(batch("ddp", 64, SLOW), fewer, target_accuracy=0.6)
+    assert analyse(without_baseline).decisions[0].ineligible == {}
 
 
 def long(method, start, epoch, evaluation=0.5, epochs=3, accuracies=(0.7, 0.71, 0.69)):
@@ -175,6 +179,8 @@ def test_short_trainings_are_decided_by_whole_runs_and_long_ones_by_epochs():
     assert (short.later.label, short.pays_from) == ("DDP", 3 + 4)  # 3 s behind, gains 1 s per epoch
     (three,) = analyse(as_long_as_its_parts(report_of(*rows, long("fsdp", 8.0, 1.5)))).decisions
     assert (three.later.label, three.pays_from) == ("DDP", 3 + 4)  # FSDP is 4.5 s behind, and gains half as much
+    (tied,) = analyse(as_long_as_its_parts(report_of(rows[0], long("ddp", 4.95, 1.0)))).decisions
+    assert (tied.best.label, tied.later.label, tied.pays_from) == ("SINGLE", "DDP", 4)  # 0.05 s ahead, but less simple
     (cut,) = analyse(as_long_as_its_parts(report_of(*rows, max_steps=10))).decisions
     assert (cut.wall_time.kind, cut.best.label, cut.later) == ("epoch", "DDP", None)
     rows = long("single", 2.0, 2.0, epochs=400), long("ddp", 8.0, 1.0, epochs=400)
