@@ -138,8 +138,8 @@ class _Run:
         first, gpus = len(self.result.epochs) + 1, self.checkpoints.gpus
 
         def before_epoch(epoch):
-            if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first:
-                turns.waited_seconds += warm_clocks(gpus)
+            if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first and gpus:
+                turns.add(warm_clocks(gpus))
             if epoch == first + 1:
                 self._reset_peaks()  # in the first epoch, cuDNN tries algorithms with larger workspaces
             progress.begin(epoch, partial_epoch.steps if partial_epoch and epoch == first else 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 TURNS = "PARALLEL_TRAINING_TURNS"  # environment variable: the directory with both FIFOs
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
-IDLE, START, FREE = "idle", "start", "free"
+IDLE, START, FREE, WARMED = "idle", "start", "free", "warmed"
 MOST_RANKS = 4096  # Linux's PIPE_BUF: the number of bytes that are written atomically
 
 
@@ -20,7 +20,7 @@ class Turns:
 
     def __init__(self, rank: int, world_size: int):
         self.rank, self.world_size = rank, world_size
-        self.waited_seconds = 0.0
+        self.waited_seconds = self.warmed = 0.0
 
     def wait(self, free: int | None = None) -> bool:
         """Wait for this run's turn. Return False, without waiting, if the run takes no turns.
@@ -41,6 +41,13 @@ class Turns:
         self.waited_seconds += time.perf_counter() - start
         return True
 
+    def add(self, seconds: float) -> None:
+        """Count time as waited that a turn began with, to warm up a GPU; the Gate knows the sum."""
+        self.waited_seconds += seconds
+        self.warmed += seconds
+        if self.rank == 0:
+            Path(os.environ[TURNS], WARMED).write_text(str(self.warmed))
+
 
 class Gate:
     """The parent's side: start a run's turn, and wait until the run is idle again.
@@ -52,13 +59,18 @@ class Gate:
     free: int | None = None
 
     def __init__(self, directory: str):
-        self.environment, self._free = {TURNS: directory}, Path(directory, FREE)
+        self.environment = {TURNS: directory}
+        self._free, self._warmed = Path(directory, FREE), Path(directory, WARMED)
         self._idle, self._start = (_open_fifo(Path(directory, name)) for name in (IDLE, START))
         self._ranks = b""
 
     def start_turn(self) -> None:
         """Let all ranks of the idle run go on."""
         os.write(self._start, self._ranks)
+
+    def warmed(self) -> float:
+        """Return the seconds that Turns.add() has counted."""
+        return float(self._warmed.read_text()) if self._warmed.exists() else 0.0
 
     def is_idle(self, seconds: float) -> bool:
         """Wait up to `seconds` until all ranks are idle. Return whether they are."""

@@ -111,6 +111,7 @@ class Run(contextlib.ExitStack):
             self._notice_pause(start)
             exit_code = self._exit_code()
         if exit_code is not None:
+            self._wall_seconds -= self._gate.warmed()  # a row that runs alone has nothing like it
             self.close()  # processes left behind would disturb the other rows
         self._wall_seconds += time.perf_counter() - start
         for core, now in stolen_seconds().items():

@@ -59,7 +59,8 @@ def test_memory_peaks_exclude_the_epoch_of_cudnns_tuning_if_there_is_another(epo
     assert recorded == [*resets, ("epoch", 1), *later]
 
 
-def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch):
+def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch, tmp_path):
+    monkeypatch.setenv(TURNS, str(tmp_path))
     waits, warmed = [], []
 
     def wait(turns, free):

@@ -96,6 +96,11 @@ def test_every_epoch_is_a_turn_in_shuffled_order(runs, written):
     assert len({*map(tuple, orders)}) > 1
 
 
+def test_warming_up_a_gpu_before_a_turn_is_not_the_rows_time(runs):
+    (outcome,) = take_turns(runs(a={"ranks": 2, "fault": "turns.add(1000.0)"}), seed=1)
+    assert -1000 < outcome.wall_seconds < -990
+
+
 def test_all_ranks_of_a_row_take_a_turn_together(runs, written):
     [*take_turns(runs(a={"ranks": 3}, b={"ranks": 2}), seed=1)]
     events = [(name, what) for name, rank, _, what in written() if what != "start"]
