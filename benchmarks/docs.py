@@ -194,7 +194,8 @@ def report(directory: Path) -> str:
 
 def screen(file: Path) -> str:
     """Return the text of terminal-COLUMNS.txt next to a comparison's results."""
-    return terminal_text(analysis_in(file.parent), width=int(file.stem.rpartition("-")[2])) + "\n"
+    analysis, _ = with_tips_and_proofs(analysis_in(file.parent), file.parent)
+    return terminal_text(analysis, width=int(file.stem.rpartition("-")[2])) + "\n"
 
 
 def faults(_: str) -> str:
