@@ -128,7 +128,8 @@ def test_a_slice_has_the_cpu_time_of_its_steps_and_the_usual_batch(steps, tmp_pa
     change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
     observer, seconds = Observer(torch, str(tmp_path), change), [0.0]
     monkeypatch.setattr(observer, "wait", lambda: None)
-    optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1)
+    network = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
     for batch in (8, 8, 8, 3, 8):  # the first is before the slice
         observer.mark("data", batch)
         observer.backward(lambda: None)
