@@ -116,8 +116,9 @@ TOO_LONG = "x" * 300
         ("--dataset", f"folder:{TOO_LONG}", "this name is too long for a file; "),
     ],
 )
-def test_names_that_are_too_long(flag, value, words, type_in, monkeypatch, tmp_path, refused):
-    type_in(SCRIPT, flag, value, "--figure-dir", tmp_path)
+def test_names_that_are_too_long(flag, value, words, type_in, monkeypatch, data_root, tmp_path, refused):
+    images = ("--dataset", "synthetic-mnist", "--data-root", data_root)
+    type_in(SCRIPT, *images, flag, value, "--figure-dir", tmp_path)
     with refused(f"{flag} of 300 characters", USAGE, words):
         try:
             run_in_process(monkeypatch, SCRIPT)
