@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
-from comparison.judge.summaries import Finding, image_seconds
+from comparison.judge.summaries import Finding, image_seconds, successful_runs
 from comparison.methods import method_of
 from comparison.record import TRACED_STEPS
 
@@ -45,7 +45,8 @@ def _unequal(case: Case) -> Iterator[Finding]:
 def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
-        samples = [([*map(image_seconds, row.results)], row.label) for row in (case.row, baseline)]
+        rows = (case.row, baseline)
+        samples = [([image_seconds(*run) for run in successful_runs(row)], row.label) for row in rows]
         spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
         yield Finding("noise", {"n": spread, "row": noisier})
 

@@ -12,7 +12,7 @@ from common.files.describe import training_seconds
 from common.files.results import RunResult
 from comparison.judge.blocks import CHANCE, Table, block_dependence, residual_deviation, residuals, two_modes
 from comparison.judge.statistics import CONFIDENCE, EQUAL_WITHIN, Array, look_confidence, resolution
-from comparison.judge.summaries import A_THOUSAND, Finding, Summary, successful_runs, summarise
+from comparison.judge.summaries import A_THOUSAND, Finding, Summary, image_seconds, successful_runs, summarise
 from comparison.outcomes import Outcome
 from comparison.record import Report
 from comparison.rows import Row
@@ -67,12 +67,6 @@ class Measures:
     per_epoch: WallTime
     summaries: dict[str, Summary]
     resolution: Resolution | None
-
-
-def image_seconds(outcome: Outcome, result: RunResult) -> float:
-    """Return a run's mean seconds per image: rows may differ in the number of images of an epoch."""
-    epochs = result.timed_epochs
-    return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
 
 
 def block_times(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], float] = image_seconds) -> Array:

@@ -125,8 +125,8 @@ def run_seconds(row: Row) -> list[float]:
     return [statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs) for result in row.results]
 
 
-def image_seconds(result: RunResult) -> float:
-    """Return the mean seconds per image of a run."""
+def image_seconds(_: Outcome, result: RunResult) -> float:
+    """Return a run's mean seconds per image: rows may differ in the number of images of an epoch."""
     epochs = result.timed_epochs
     return sum(epoch.train_seconds for epoch in epochs) / sum(epoch.samples for epoch in epochs)
 
