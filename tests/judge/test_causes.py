@@ -439,7 +439,8 @@ def test_parts_of_the_whole_run_are_separate_from_the_speed_up():
     assert cause.values["pays"].values == pytest.approx({"s": 0.2, "n": 16, "m": 3}, rel=0.01)
     assert cause.values["what"].values["x"].value == pytest.approx(3.0)
     target = {"target_accuracy": 0.5}  # until then, the row may need fewer epochs
-    assert causes_of(single(), ddp(*both, startup_seconds=7.0), **target)["start-up"].wording == "takes more"
+    for other_epochs in (target, {"max_steps": 10}):
+        assert causes_of(single(), ddp(*both, startup_seconds=7.0), **other_epochs)["start-up"].wording == "takes more"
     for evaluate, wording in ((2.5, "pays"), (2.7, "takes more")):  # of which it gains 0.2 s or nothing
         slow = row("ddp", [each_epoch(one, evaluate_seconds=evaluate) for one in ddp(*both, startup_seconds=7.0)[1]])
         base = row("single", [each_epoch(one, evaluate_seconds=2.5) for one in single()[1]])
