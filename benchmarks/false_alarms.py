@@ -143,7 +143,7 @@ def looks_rows(name: str, comparisons: int) -> list[dict]:
     confidences, rows = {}, []
     for last in range(FIRST_LOOK, MAX_BLOCKS + 1):
         looks = tuple(range(FIRST_LOOK, last + 1))
-        confidences[last] = look_confidence(looks, tuple(look / MAX_BLOCKS for look in looks))
+        confidences[last] = look_confidence(looks, tuple(look / MAX_BLOCKS for look in looks), ROWS)
     tables = [simulate(NOISE[name], seed) for seed in range(comparisons)]
     for effects in ((1.0,) * (ROWS - 1), MIXED):
         blocks, runs, verdicts = zip(*(stop_early(times.copy(), confidences, effects) for times in tables), strict=True)

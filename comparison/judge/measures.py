@@ -81,7 +81,10 @@ def block_times(rows: Sequence[Row], measure: Callable[[Outcome, RunResult], flo
 
 def confidence_of(report: Report) -> float:
     """Return the confidence to judge with, so that all looks at the data during the measurement together have 95%."""
-    return look_confidence(*zip(*report.looks, strict=True)) if report.looks else CONFIDENCE
+    if not report.looks:
+        return CONFIDENCE
+    blocks, spent = zip(*report.looks, strict=True)
+    return look_confidence(blocks, spent, max(2, len(report.all_rows)))
 
 
 def measure(report: Report) -> Measures:
