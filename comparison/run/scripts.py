@@ -159,7 +159,7 @@ class ScriptRun(Run):
             return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES}{log}")
         start = self._start
         if not start.ranks:
-            return None, f"; {NOTHING_SEEN}{log}"
+            return None, (f"; {NOTHING_SEEN}" if self.configuration.is_script else ", before its first step") + log
         steps = sum(ranks[0]["steps"] for ranks in start.all_slices)
         if len(start.ranks) < start.world:
             return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"

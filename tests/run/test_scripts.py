@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import venv
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -16,7 +17,8 @@ from common.observer.training_observer import Observer, samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
-from comparison.run.scripts import Ranks, ScriptRun, Slices
+from comparison.run.launch import TIMED_OUT
+from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices
 from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
 from tests.reports import ENVIRONMENT
@@ -236,6 +238,13 @@ def test_a_hanging_script_is_stopped(tmp_path):
     outcome = run_whole(run)
     assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 8 s")
     assert not alive("train.py never steps")
+
+
+@pytest.mark.parametrize("method, why", [("script", f"; {NOTHING_SEEN}"), ("single", ", before its first step")])
+def test_only_a_users_script_may_have_kept_the_observer_out(method, why, tmp_path):
+    run = script_run(f"{sys.executable} {TRAIN} plain", tmp_path)
+    run.configuration = replace(run.configuration, method=method)
+    assert run._read_result(TIMED_OUT) == (None, f"{why} (log: {run._log})")
 
 
 def test_cpu_time_of_killed_workers_is_not_attributed_to_other_programs(tmp_path, monkeypatch, one_slice):
