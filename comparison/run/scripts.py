@@ -6,8 +6,8 @@ import math
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from common.files.results import Environment
 from common.machine.lifetime import temporary_directory
 from common.machine.turns import Gate
 from common.words import count
-from comparison.methods import PROJECT
+from comparison.methods import PROJECT, SCRIPT
+from comparison.outcomes import Outcome
 from comparison.rows import Configuration
 from comparison.run.forked import python_path
 from comparison.run.launch import started
@@ -33,6 +34,7 @@ LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may nev
 # between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. In
 # figures/own-script/results.json, the costs have a ratio of 6, and the standard deviations are 7% and 5%: 3 to 4.
 SLICES = 3
+ALIKE = 3  # a slice has at most this many times, and at least 1 in ALIKE of, the steps that its time allows
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
@@ -42,23 +44,35 @@ NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the
 class Slices:
     """The plan of a script's measurement: `warmup` steps and one slice untimed, then SLICES timed slices.
 
-    steps: of each slice; None if a slice takes `seconds`.
+    steps: of each slice; None if a slice takes about `seconds`. known: the steps of earlier launches' slices.
     """
 
     warmup: int
     steps: int | None
     seconds: float
+    known: list[int] = field(default_factory=list)
 
     def steps_of(self, first: list[dict[str, Any]]) -> int:
-        """Return the steps of a slice, given what the ranks wrote about the first one."""
-        return self.steps or max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
+        """Return the steps of a slice, given what the ranks wrote about the first one.
+
+        Launches with similar steps get the same number, and so train on the same batches, which may differ in size.
+        """
+        if self.steps:
+            return self.steps
+        wanted = max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
+        for steps in self.known:
+            if wanted / ALIKE <= steps <= wanted * ALIKE:
+                return steps
+        self.known.append(wanted)
+        return wanted
 
 
-def slices_of(settings: Mapping[str, Any]) -> Slices:
-    """Return the slices that --warmup and --steps ask for."""
+def slices_of(settings: Mapping[str, Any], outcomes: Sequence[Outcome] = ()) -> Slices:
+    """Return the slices that --warmup and --steps ask for, for one block. outcomes: of earlier blocks."""
     length = settings["steps"]
     steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
-    return Slices(settings["warmup"], steps, seconds)
+    results = [outcome.result for outcome in outcomes if outcome.result and outcome.result.method == SCRIPT]
+    return Slices(settings["warmup"], steps, seconds, [max(epoch.steps for epoch in run.epochs) for run in results])
 
 
 class Ranks(Gate):

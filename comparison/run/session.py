@@ -200,11 +200,12 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
     how = (block, seed, directory, settings["timeout"])
+    slices = slices_of(settings, report.outcomes)
 
     def run_of(row):
         if not row.is_script:
             return Run(row, *how)
-        return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings), report.environment)
+        return ScriptRun(row, block, directory, settings["timeout"], slices, report.environment)
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = [rows[name] for number, name in report.left if number == block]

@@ -22,13 +22,13 @@ from comparison.results_file import write_results
 from comparison.rows import Configuration, Row
 from comparison.run.equivalence import without_target
 from comparison.run.fitting import gpu_need, why_not_in_turns
-from comparison.run.scripts import SLICES, ScriptRun, Slices
+from comparison.run.scripts import SLICES, ScriptRun, slices_of
 from comparison.run.turns import ROOM, Run, run_once, run_whole, take_turns
 
 LONGEST, SHARE = 60.0, 1 / 3  # most seconds for tips, and most as a share of the comparison's time
 MOST_BLOCKS = 4
 MOST_OF_A_LAUNCH = 1 / 4  # share of the time after which a launch is stopped, as torch.compile may take minutes
-TIMED = Slices(warmup=2, steps=None, seconds=0.4)
+WARM_UP, SLICE = 2, 0.4  # untimed steps, and seconds of a slice
 WHOLE = "--epochs 100000 --max-steps 1000000 --no-curves --quiet".split()  # stopped when all slices are measured
 
 
@@ -82,7 +82,7 @@ def _seconds_of_launch(row: Row) -> float:
     """Return the expected duration of a launch: start-up plus all slices."""
     result = row.results[-1]
     step = result.epochs[-1].train_seconds / result.epochs[-1].steps
-    return result.startup_seconds + TIMED.warmup * step + (1 + SLICES) * max(TIMED.seconds, step)
+    return result.startup_seconds + WARM_UP * step + (1 + SLICES) * max(SLICE, step)
 
 
 def _plan(report: Report, row: Row) -> Report:
@@ -98,8 +98,9 @@ def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clo
     """Launch rows once, as another block. compiled: a directory for the cache of torch.compile."""
     block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
     before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, "--figure-dir", compiled)
+    slices = slices_of({"warmup": WARM_UP, "steps": SLICE}, tried.outcomes)
     runs: list[Run] = [
-        ScriptRun(row, block, directory, timeout, TIMED, tried.environment)
+        ScriptRun(row, block, directory, timeout, slices, tried.environment)
         for row in (replace(row, command=(*before, *without_target(row.command), *after)) for row in rows)
     ]
     tried = replace(tried, plan=(*tried.plan, *(row for row in rows if row not in tried.plan)))
