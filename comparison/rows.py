@@ -27,6 +27,7 @@ SWEEPS = {
     "bucket_mb": "--bucket-mb",
 }
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
+IN_LABELS = ("nodes", "nproc", "micro_batches")  # the sweeps whose values a method's label contains
 IN_DIRECTORY = ("sh", "-c", 'cd "$0" && exec "$@"')  # before a directory and a command that runs there
 TRIED = ("ranks", "bf16")  # values of Configuration.what_if that change the training, so its accuracy is unknown
 
@@ -186,7 +187,7 @@ class Row:
         values = [
             valued(SWEEPS[name].lower(), value)
             for name, value in self.configuration.values.items()
-            if name in IN_EVERY_METHOD and name != without
+            if name not in (*IN_LABELS, without)
         ]
         return say(" ({values})", values=join(", ", values)) if values else ""
 

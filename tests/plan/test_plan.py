@@ -11,7 +11,7 @@ from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_order, make_plan, with_measured_cut
 from comparison.plan.scripts import parse_script, script_rows, variants_of
-from comparison.rows import baseline_of
+from comparison.rows import Row, baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
 
@@ -120,6 +120,12 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     single, small, large = rows_of("single ddp", bucket_mb=[0.5, 25.0]).values()
     assert [flag(row, "--bucket-mb") for row in (small, large)] == ["0.5", "25"] and "--bucket-mb" not in single.command
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
+
+
+def test_every_row_has_a_label_of_its_own():
+    for rows in (rows_of("ddp", bucket_mb=[0.5, 25.0]), rows_of("ladder", nproc=[1, 2]), rows_of("ladder", nproc=[1])):
+        labels = [Row(row, ()).label for row in rows.values()]
+        assert len({*labels}) == len(labels), labels
 
 
 @pytest.mark.parametrize(
