@@ -61,7 +61,7 @@ def as_fast(ratio: Ratio, base: str = "") -> str:
 
 def efficiency(share: Ratio) -> str:
     """Return an efficiency in percent, with its interval if known."""
-    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    interval = "" if share.low is None or share.disturbed else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
     return f"{share.value:.0%}{interval}"
 
 
