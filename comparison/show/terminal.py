@@ -24,6 +24,7 @@ MOST_OPENING, MOST_ADVICE, MOST_PER_SENTENCE = 5, 9, 3  # lines
 MOST_ROWS, FEWEST_ROWS = 10, 4  # lines of the table below its heading
 BREAK = "\v"  # textwrap treats it as a space; marks where a line of Chinese may end
 GAP = "  "  # between columns
+FEWEST_OF_LABEL = 8  # characters
 
 
 def terminal_columns() -> int:
@@ -126,8 +127,17 @@ def _rows_to_show(baselines, most):
 
 
 def _columns_to_show(names, sizes, width):
-    """The indices of the columns to show: no accuracies, which a sentence states, and the memory only if it fits."""
+    """The indices of the columns to show: no accuracies, which a sentence states, and of the last ones those that fit.
+
+    The memory needs room beside the whole labels, the others beside FEWEST_OF_LABEL of their characters.
+    """
     columns = [column for column, name in enumerate(names) if name != "Accuracy (%)"]
-    if sum(sizes[column] + len(GAP) for column in columns) - len(GAP) > width:
+
+    def room(label):
+        return width - label - sum(sizes[column] + len(GAP) for column in columns[1:])
+
+    if room(sizes[0]) < 0:
         columns = [column for column in columns if names[column] != "Memory (MiB)"]
+    while room(min(sizes[0], FEWEST_OF_LABEL)) < 0:
+        columns.pop()
     return columns

@@ -87,3 +87,23 @@ def test_the_difference_of_two_long_comparisons_fits_one_screen():
         lines = describe_difference(one, other).splitlines()
         assert len(lines) <= LINES and max(map(len, lines)) <= 80
         assert NO_CLAIM in " ".join(lines)
+
+
+def test_a_row_without_a_result_is_in_both():
+    failed = (DDP[0], ["failed"])
+    for first, second, where in ((DDP, failed, "B"), (failed, DDP, "A"), (failed, failed, "A and B")):
+        text = describe_difference(report_of(SINGLE, first), report_of(SINGLE, second), 200)
+        assert f"“DDP”: no run ended well in {where}." in text and "not in both" not in text
+
+
+def test_scripts_on_other_devices_or_disturbed_are_marked():
+    own, one = script("mine", 20.0)
+    two = [replace(run, devices=("cpu",) * 2, world_size=2) for run in one]
+    before, after = report_of((own, one)), report_of((own, two), foreign_cores={own.name: 0.5})
+    text = describe_difference(before, after, 200)
+    assert "every row: 2 devices instead of 1; B disturbed." in text
+
+
+def test_short_epochs_are_shown_with_two_digits():
+    before, after = (report_of((configuration(), runs(seconds=(time,) * 3))) for time in (0.0042, 0.0021))
+    assert re.search(r"SINGLE +0.0042 +0.0021 +2.00\n", describe_difference(before, after))
