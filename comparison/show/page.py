@@ -31,7 +31,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
-    environment.filters |= {**filters, "prose": _prose}
+    environment.filters |= {**filters, "prose": _prose, "in_seconds": tables.in_seconds}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
@@ -82,7 +82,8 @@ def _times(analysis):
         mean = seconds_of_thousand(entry) if scripts else entry.summary.epoch_seconds
         words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # filled in by the page
         rows += [(place, entry.label, mean, words, sorted(dots))] if dots else []
-    return {"heading": heading, "rows": rows, "most": max((dots[-1][0] for *_, dots in rows), default=1.0)}
+    most = max((max(mean, dots[-1][0]) for _, _, mean, _, dots in rows), default=1.0)
+    return {"heading": heading, "rows": rows, "most": most}
 
 
 def _phases(analysis):
@@ -94,12 +95,14 @@ def _phases(analysis):
         found.append((place, entry.label, cells))
         if entry.rivals_baseline and len(entry.row.results[0].devices) > 1 and "exchange" not in known:
             inside.append(entry.label)
+    longest = max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0)
     return {
         "finding": plots.phase_finding(analysis),
         "unit": plots.phase_unit(analysis),
         "names": names,
         "rows": found if names else [],
-        "longest": max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0),
+        "longest": longest,
+        "format": "%.1f" if longest >= 10 else "%.2f",
         "ideal": any(ideal for *_, cells in found for _, ideal in cells),
         "inside": say("{rows}: exchange is in forward and backward", rows=join(", ", inside)) if inside else "",
     }
