@@ -24,7 +24,7 @@ UNITS: dict[str, Callable[[Any], str]] = dict(  # how to show settings that have
     timeout="{:g} s".format,
     equal_within=lambda share: f"{100 * share:g}%",
     margin=lambda share: f"{100 * share:g}%",
-    accuracy_margin="{:g} points".format,
+    accuracy_margin=lambda points: f"{points:g} point{'s' * (points != 1)}",
     memory_limit=lambda size: f"{mebibytes(size)} MiB",
     steps=lambda steps: f"{steps:g} s" if isinstance(steps, float) else str(steps),
 )

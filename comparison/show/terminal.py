@@ -89,9 +89,16 @@ def fill(text: str, width: int) -> str:
     return narrowed("\n".join(lines)).replace(BREAK, "")
 
 
-def _cut(text, columns):
-    """Truncate a widened text to `columns`."""
-    return text if len(text) <= columns else text[: columns - 2] + "…"
+def _cut(text, columns, end=0):
+    """Shorten a widened text to `columns`. end: how many of its last characters stay, as they tell rows apart."""
+    if len(text) <= columns:
+        return text
+    last = text[len(text) - end :].removeprefix(ZERO_WIDTH)
+    place = columns - 1 - len(last)
+    first = text[: place - (text[place] == ZERO_WIDTH)]  # no half of a double-width character
+    if not end:
+        first = re.sub(r"[-+.,\w]+$", "", first, flags=re.ASCII)  # no part of a number
+    return f"{first}…{last}"
 
 
 def _table(analysis, width, most):
@@ -106,7 +113,7 @@ def _table(analysis, width, most):
     label = min(sizes[0], width - sum(len(GAP) + sizes[column] for column in columns[1:]))
     lines = []
     for row in (header, *rows):
-        parts = [_cut(row[0], label).ljust(label)]
+        parts = [_cut(row[0], label, label // 2).ljust(label)]
         if row in with_numbers:
             parts += [row[column].rjust(sizes[column]) for column in columns[1:]]
         else:

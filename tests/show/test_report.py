@@ -240,8 +240,8 @@ def test_a_setting_that_a_script_does_not_show_is_unknown(tmp_path):
     assert (mine["Lr"], mine["Weight decay"], mine["Steps per epoch"]) == ("–", "–", "–")
     assert (mine["Optimizer"], mine["Global batch"], "Epochs" in mine) == ("SGD", "100", False)
     write_csv(analyse(report), tmp_path / "results.csv")
-    written = [row["steps per epoch"] for row in csv.DictReader((tmp_path / "results.csv").open())]
-    assert written == ["10", "10", ""]
+    written = [(row["steps per epoch"], row["model"]) for row in csv.DictReader((tmp_path / "results.csv").open())]
+    assert written == [("10", "lenet"), ("10", "lenet"), ("", "")]
 
 
 def test_rows_with_equal_labels_are_all_in_the_tables():
@@ -277,7 +277,7 @@ def test_the_settings_have_units_and_those_that_are_zero_or_switched_off_are_sho
     shown = settings_of(**typed, **limits, memory_limit=2**31, steps=0.5, warmup=10)
     assert shown >= {
         *("augment: False", "tips: False", "seed: 0", "weight decay: 0.0", "memory limit: 2,048 MiB"),
-        *("budget: 300 s", "timeout: 20.5 s", "equal within: 7%", "margin: 1.5%", "accuracy margin: 1 points"),
+        *("budget: 300 s", "timeout: 20.5 s", "equal within: 7%", "margin: 1.5%", "accuracy margin: 1 point"),
     }
     assert not {line.partition(":")[0] for line in shown} & {"compile", "bucket mb", "steps", "warmup"}
 

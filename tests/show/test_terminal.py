@@ -277,3 +277,26 @@ def test_an_extrapolated_epoch_is_called_a_whole_one(max_steps, heading, seconds
 def test_a_single_script_beside_the_suite_shows_its_own_time():
     table = terminal_text(analyse(report_of(SINGLE, DDP, script("mine", 20.0), warmup=10))).split("\n\n")[2]
     assert re.search(r"^mine +0\.2 s per 1,000 samples$", table, re.MULTILINE), table
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_labels_that_are_cut_still_differ(language):
+    rows = []
+    for size, workers in ((64, 0), (64, 2), (256, 0), (256, 2)):
+        values = {"batch_size": size, "num_workers": workers}
+        row = configuration("pipeline", values=values, per_device_batch_size=size, **values)
+        made = runs("pipeline", global_batch_size=size, workers_per_process=workers)
+        rows.append((replace(row, label="pipeline ×2, 4 micro-batches"), made))
+    analysis = analyse(report_of(*rows, baseline="pipeline"))
+    with speaking(language):
+        for width in (FEWEST, USUAL):
+            lines = terminal_text(analysis, width=width).split("\n\n")[2].splitlines()[1:]
+            labels = [line.split("  ")[0] for line in lines]
+            assert len(lines) == len({*labels}) == 4 and max(map(columns, lines)) <= width, lines
+
+
+@pytest.mark.parametrize("width", range(60, 70))
+def test_no_number_is_cut(width):
+    numbers = [f"{number}.25" for number in range(100, 200)]
+    lines, _ = terminal.fitting([" ".join(numbers)], width, 5)
+    assert {*" ".join(lines).rstrip("…").split()} <= {*numbers} and max(map(len, lines)) <= width
