@@ -11,7 +11,7 @@ from comparison.judge.summaries import A_THOUSAND
 from comparison.record import Report
 from comparison.show.sentences import significant
 from comparison.show.tables import DASH, cell, in_seconds, lay_out
-from comparison.show.terminal import LINES, fitting
+from comparison.show.terminal import LINES, cut, fitting
 from comparison.words import count
 
 # Two rows that differ in these are still compared; any other difference means different work.
@@ -34,9 +34,13 @@ def describe_difference(first: Report, second: Report, width: int = 80) -> str:
         label = " → ".join(dict.fromkeys(some.label for some in (one, other) if some))
         ratio, remark = _compare(one, other, before, after, first.settings["scaling"])
         seconds = [cell(some.get(name), significant if scripts else in_seconds) for some in (before, after)]
-        cells.append([label, *seconds, ratio])
+        cells.append([cut(label, width // 2, width // 4), *seconds, ratio])
         labels_by_remark.setdefault(remark, []).append(label)
-    remarks = []
+    remarks = [
+        f"- {name}: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}."
+        for name, report in (("A", first), ("B", second))
+        if len(report.outcomes) < len(report.order)
+    ]
     for remark, labels in labels_by_remark.items():
         if remark:
             which = "every row" if len(labels) == len(cells) else ", ".join(f"“{label}”" for label in labels)

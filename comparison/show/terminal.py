@@ -72,7 +72,7 @@ def fitting(sentences, width, most):
         lines = fill(words, width).splitlines()
         if len(lines) > MOST_PER_SENTENCE:
             last = " ".join(lines[MOST_PER_SENTENCE - 1 :])
-            lines[MOST_PER_SENTENCE - 1 :] = [narrowed(_cut(widened(last), width))]
+            lines[MOST_PER_SENTENCE - 1 :] = [narrowed(cut(widened(last), width))]
         if len(kept) + len(lines) <= most:
             kept += lines
         else:
@@ -89,7 +89,7 @@ def fill(text: str, width: int) -> str:
     return narrowed("\n".join(lines)).replace(BREAK, "")
 
 
-def _cut(text, columns, end=0):
+def cut(text, columns, end=0):
     """Shorten a widened text to `columns`. end: how many of its last characters stay, as they tell rows apart."""
     if len(text) <= columns:
         return text
@@ -113,11 +113,11 @@ def _table(analysis, width, most):
     label = min(sizes[0], width - sum(len(GAP) + sizes[column] for column in columns[1:]))
     lines = []
     for row in (header, *rows):
-        parts = [_cut(row[0], label, label // 2).ljust(label)]
+        parts = [cut(row[0], label, label // 2).ljust(label)]
         if row in with_numbers:
             parts += [row[column].rjust(sizes[column]) for column in columns[1:]]
         else:
-            parts.append(_cut(row[-1], width - label - len(GAP)))
+            parts.append(cut(row[-1], width - label - len(GAP)))
         lines.append(narrowed(GAP.join(parts)).rstrip())
     if left := len(cells) - len(shown):
         lines.append(render(say("… {rows}", rows=count(left, "more row"))))
