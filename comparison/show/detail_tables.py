@@ -136,6 +136,7 @@ def memory_table(analysis: Analysis) -> Rows:
 @table
 def card_table(analysis: Analysis) -> Rows:
     """What NVML recorded of each GPU in the timed epochs, the mean over the runs; no rows without NVML."""
+    energy = say("Energy (J per slice)" if analysis.report.only_scripts else "Energy (J per epoch)")
     for entry in analysis.done:
         runs = [outcome for outcome in entry.row.outcomes if outcome.status == "ok" and outcome.cards]
         reserved = zip(*(outcome.result.reserved_memory_bytes for outcome in runs), strict=True)
@@ -147,7 +148,7 @@ def card_table(analysis: Analysis) -> Rows:
                 "Reserved by PyTorch (MiB)": mebibytes(statistics.mean(own)),
                 "Its processes have (MiB)": _mean(uses, "memory_bytes", mebibytes),
                 "Power (W)": _mean(uses, "watts", ".0f"),
-                "Energy (J per epoch)": _mean(uses, "joules", ",.1f"),
+                energy: _mean(uses, "joules", ",.1f"),
                 "Clock (MHz)": _mean(uses, "megahertz", ",.0f"),
                 "Held down by heat or power": _mean(uses, "held_down", ".0%"),
                 "Another program computes": _mean(uses, "foreign", ".0%"),
@@ -240,7 +241,7 @@ def trial_table(analysis: Analysis) -> Rows:
 
 @table
 def epoch_table(report: Report) -> Rows:
-    """Every epoch of every run, in the order in which the runs ended; no rows if there are more than MOST_EPOCHS."""
+    """Every epoch or slice of every run, in the order in which the runs ended; no rows if they are over MOST_EPOCHS."""
     if sum(len(outcome.result.epochs) for outcome in report.outcomes if outcome.result) > MOST_EPOCHS:
         return
     labels = {row.configuration.name: row.label for row in report.all_rows}
@@ -249,7 +250,7 @@ def epoch_table(report: Report) -> Rows:
             yield {
                 "block": outcome.block,
                 "method": labels[outcome.configuration],
-                "epoch": epoch.epoch,
+                "slice" if report.only_scripts else "epoch": epoch.epoch,
                 "training (s)": in_seconds(epoch.train_seconds),
                 "training loss": _number(epoch.train_loss, ".4f"),
                 "test accuracy (%)": _number(100 * epoch.test_accuracy, ".2f"),
