@@ -189,7 +189,7 @@ def _sweep_rows(analysis, sweep):
             "Waiting for data (ms/step)": f"{numbers.phases.data:.2f}",
             "Rest of the step (ms)": f"{numbers.step_milliseconds - numbers.phases.data:.2f}",
             "Time per epoch (s)": in_seconds(numbers.epoch_seconds),
-            "Images/s": f"{numbers.images_per_second:,.0f}",
+            "Images/s": significant(numbers.images_per_second),
             "Total time (s)": f"{numbers.total_seconds:.1f}",
             "Accuracy (%)": accuracy(numbers.accuracies),
             heading: DASH if sweep.name == "model" or not ratio else ratio,  # another model is another training

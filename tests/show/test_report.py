@@ -17,7 +17,7 @@ from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
 from comparison.judge.statistics import Ratio, resolution
-from comparison.outcomes import Trial
+from comparison.outcomes import CardUse, Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
@@ -40,6 +40,7 @@ from tests.reports import (
     cells,
     configuration,
     ddp,
+    each_outcome,
     full_report,
     halves,
     make_result,
@@ -262,6 +263,13 @@ def test_a_disturbed_ratio_has_no_interval_in_any_table():
 def test_short_epochs_have_two_digits():
     (row,) = cells(main_table(report_of((configuration(), runs(seconds=(0.0042, 0.0043, 0.0041))))))
     assert row[4:6] == ["0.0042", "0.0041–0.0043"]
+
+
+def test_few_images_per_second_or_joule_are_not_none():
+    slow = report_of((configuration(), runs(seconds=(20_000.0,) * 3)))
+    cards = (CardUse("cuda:0", joules=50_000.0),)
+    (row,) = tables.main_rows(analyse(each_outcome(slow, cards=cards)))
+    assert (row["Images/s"], row["Images/J"]) == ("0.0500", "0.0200")
 
 
 def settings_of(**settings):
