@@ -30,8 +30,9 @@ FINEST = 0.001  # share of the timeline: spans with smaller gaps are merged
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["in_seconds"] = tables.in_seconds
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
-    environment.filters |= {**filters, "prose": _prose, "in_seconds": tables.in_seconds}
+    environment.filters |= {**filters, "prose": _prose}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
@@ -95,14 +96,12 @@ def _phases(analysis):
         found.append((place, entry.label, cells))
         if entry.rivals_baseline and len(entry.row.results[0].devices) > 1 and "exchange" not in known:
             inside.append(entry.label)
-    longest = max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0)
     return {
         "finding": plots.phase_finding(analysis),
         "unit": plots.phase_unit(analysis),
         "names": names,
         "rows": found if names else [],
-        "longest": longest,
-        "format": "%.1f" if longest >= 10 else "%.2f",
+        "longest": max((time for *_, cells in found for pair in cells for time in pair if time), default=1.0),
         "ideal": any(ideal for *_, cells in found for _, ideal in cells),
         "inside": say("{rows}: exchange is in forward and backward", rows=join(", ", inside)) if inside else "",
     }

@@ -107,16 +107,10 @@ def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path
 
 
 @pytest.mark.parametrize("milliseconds", [0.1, 20.0])
-def test_short_times_of_scripts_and_short_phases_are_readable(milliseconds, tmp_path):
+def test_short_times_of_scripts_are_readable(milliseconds, tmp_path):
     write_html(analyse(report_of(timed_script("mine", milliseconds), warmup=10)), tmp_path / "report.html", [])
     texts = Page(tmp_path / "report.html").texts
     assert ("0.00100 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
-
-
-def test_phases_of_a_short_step_have_two_decimals(tmp_path):
-    for phases, shown in (((0.04, 0.02, 0.2, 0.4, 0.1), "0.04"), ((0.04, 2.0, 20.0, 40.0, 10.0), "2.0")):
-        write_html(analyse(report_of((SINGLE[0], runs(phases=phases)))), tmp_path / "report.html", [])
-        assert shown in Page(tmp_path / "report.html").texts
 
 
 def test_the_line_of_a_mean_is_inside_its_strip(tmp_path):
