@@ -12,8 +12,8 @@ from comparison.plan.plan import words_of
 from comparison.plan.tips import OPTIONS, effect_of, flags_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
-from comparison.show.sentences import longer, mebibytes, significant
-from comparison.show.tables import DASH, Rows, accuracy, cell, in_seconds, table, table_of
+from comparison.show.sentences import in_seconds, longer, mebibytes, significant
+from comparison.show.tables import DASH, Rows, accuracy, cell, table, table_of
 from comparison.words import join, named, say
 
 MOST_EPOCHS = 1000  # in a table

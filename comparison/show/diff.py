@@ -9,8 +9,8 @@ from comparison.judge.fairness import differences, seen_differences
 from comparison.judge.measures import measure
 from comparison.judge.summaries import A_THOUSAND
 from comparison.record import Report
-from comparison.show.sentences import significant
-from comparison.show.tables import DASH, cell, in_seconds, lay_out
+from comparison.show.sentences import in_seconds, significant
+from comparison.show.tables import DASH, cell, lay_out
 from comparison.show.terminal import LINES, cut, fitting
 from comparison.words import count
 

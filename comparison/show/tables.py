@@ -14,7 +14,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Ratio
 from comparison.plan.counterparts import BEFORE
 from comparison.rows import SWEEPS
-from comparison.show.sentences import efficiency, mebibytes, seconds_of_thousand, significant, time_asked
+from comparison.show.sentences import efficiency, in_seconds, mebibytes, seconds_of_thousand, significant, time_asked
 from comparison.words import count, named, narrowed, render, say, widened
 
 DASH = "–"  # not measured
@@ -34,11 +34,6 @@ def cell(value: Any, how: str | Callable[[Any], str] = "") -> str:
     if isinstance(value, str):
         return value
     return format(value, how) if isinstance(how, str) else how(value)
-
-
-def in_seconds(time: float, decimals: int = 2) -> str:
-    """Return seconds with so many decimals, or with more where these are fewer than two significant digits."""
-    return f"{time:.{max(decimals, 1 - math.floor(math.log10(time))) if time > 0 else decimals}f}"
 
 
 def cells_of(rows: Iterable[dict[str, Any]]) -> list[list[str]]:

@@ -110,7 +110,7 @@ def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path
 def test_short_times_of_scripts_are_readable(milliseconds, tmp_path):
     write_html(analyse(report_of(timed_script("mine", milliseconds), warmup=10)), tmp_path / "report.html", [])
     texts = Page(tmp_path / "report.html").texts
-    assert ("0.00100 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
+    assert ("0.0010 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
 
 
 def test_the_line_of_a_mean_is_inside_its_strip(tmp_path):

@@ -40,6 +40,7 @@ from tests.reports import (
     cells,
     configuration,
     ddp,
+    each_epoch,
     each_outcome,
     full_report,
     halves,
@@ -48,6 +49,7 @@ from tests.reports import (
     rank,
     report_of,
     runs,
+    script,
     single,
     two_sweeps,
 )
@@ -268,6 +270,21 @@ def test_few_images_per_second_or_joule_are_not_none():
     cards = (CardUse("cuda:0", joules=50_000.0),)
     (row,) = tables.main_rows(analyse(each_outcome(slow, cards=cards)))
     assert (row["Images/s"], row["Images/J"]) == ("0.0500", "0.0200")
+
+
+def test_very_short_and_very_long_times_are_readable_in_sentences():
+    def told(factor):
+        rows = (SINGLE, DDP)
+        shown = [
+            (row, [each_epoch(one, train_seconds=factor * one.epochs[0].train_seconds) for one in made])
+            for row, made in rows
+        ]
+        return verdict(analyse(report_of(*shown)))[1]
+
+    assert "; 0.0010 s instead of 0.0020 s per epoch." in told(0.001)
+    assert "; 9999.67 s instead of 19999.33 s per epoch." in told(10_000.0)
+    scripts = report_of(script("mine", 20_000.0, samples=4), script("other", 30_000.0, samples=4), warmup=10)
+    assert "; 7,500 s instead of 5,000 s per 1,000 samples." in verdict(analyse(scripts))[1]
 
 
 def settings_of(**settings):

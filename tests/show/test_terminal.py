@@ -276,7 +276,7 @@ def test_an_extrapolated_epoch_is_called_a_whole_one(max_steps, heading, seconds
 
 def test_a_single_script_beside_the_suite_shows_its_own_time():
     table = terminal_text(analyse(report_of(SINGLE, DDP, script("mine", 20.0), warmup=10))).split("\n\n")[2]
-    assert re.search(r"^mine +0\.2 s per 1,000 samples$", table, re.MULTILINE), table
+    assert re.search(r"^mine +0\.200 s per 1,000 samples$", table, re.MULTILINE), table
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
