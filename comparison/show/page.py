@@ -14,11 +14,11 @@ from common.files.writing import write_text
 from common.words import printable
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
-from comparison.show import advice, plots, tables, verdict
+from comparison.show import advice, plots, sentences, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
-from comparison.show.sentences import in_seconds, seconds_of_thousand
+from comparison.show.sentences import seconds_of_thousand
 from comparison.words import join, render, say, spoken
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -30,7 +30,7 @@ FINEST = 0.001  # share of the timeline: spans with smaller gaps are merged
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["in_seconds"] = in_seconds
+    environment.filters["in_seconds"] = sentences.in_seconds
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
     environment.filters |= {**filters, "prose": _prose}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]

@@ -122,12 +122,6 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
 
 
-def test_every_row_has_a_label_of_its_own():
-    for rows in (rows_of("ddp", bucket_mb=[0.5, 25.0]), rows_of("ladder", nproc=[1, 2]), rows_of("ladder", nproc=[1])):
-        labels = [Row(row, ()).label for row in rows.values()]
-        assert len({*labels}) == len(labels), labels
-
-
 @pytest.mark.parametrize(
     "typed, message",
     [
@@ -299,3 +293,9 @@ def test_variants_of_a_single_script():
     assert [row.skip for row in on_gpus.values()] == ["", ""]
     for gpus, ranks in ((2, 4), (1, 2)):
         assert [row.skip for row in made(gpus, 8, ranks).values()] == ["", f"needs {ranks} GPUs, found {gpus}"]
+
+
+def test_every_row_has_a_label_of_its_own():
+    for rows in (rows_of("ddp", bucket_mb=[0.5, 25.0]), rows_of("ladder", nproc=[1, 2]), rows_of("ladder", nproc=[1])):
+        labels = [Row(row, ()).label for row in rows.values()]
+        assert len({*labels}) == len(labels), labels
