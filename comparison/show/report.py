@@ -147,11 +147,16 @@ def _with_bounds(name, ratio):
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.md."""
+    write_text(markdown_report(analysis, figures, proofs), path)
+
+
+def markdown_report(analysis: Analysis, figures: list[Path], proofs: Sequence[Proof] = ()) -> str:
+    """Return the text of report.md."""
     command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end the code
     parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
     for section in sections(analysis, figures, proofs, "github"):
         parts += [f"## {render(section.heading)}", *(MARKDOWN[kind](content) for kind, content in section.parts)]
-    write_text("\n\n".join(parts) + "\n", path)
+    return "\n\n".join(parts) + "\n"
 
 
 def markdown(text: str) -> str:
