@@ -186,8 +186,8 @@ def _sweep_rows(analysis, sweep):
         yield {
             "Method": entry.row.label_without(sweep.name),
             SWEEPS[sweep.name]: sweep.value(entry),
-            "Waiting for data (ms/step)": f"{numbers.phases.data:.2f}",
-            "Rest of the step (ms)": f"{numbers.step_milliseconds - numbers.phases.data:.2f}",
+            "Waiting for data (ms/step)": f"{numbers.phases.data:.1f}",
+            "Rest of the step (ms)": f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
             "Time per epoch (s)": in_seconds(numbers.epoch_seconds),
             "Images/s": significant(numbers.images_per_second),
             "Total time (s)": f"{numbers.total_seconds:.1f}",
