@@ -46,7 +46,7 @@ def read_results(path: Path) -> Report:
     if version != SCHEMA_VERSION:
         found = f"its schema_version is {version!r}, this program reads {SCHEMA_VERSION}"
         newer = isinstance(version, int) and version > SCHEMA_VERSION
-        advice = "update this project" if newer else "run the comparison again"
+        advice = "update this project" if newer else "run the comparison again" if "plan" in values else ANOTHER
         raise SuiteError(f"cannot read {path}", found, advice, DATA)
     if not intact:
         raise SuiteError(

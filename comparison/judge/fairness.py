@@ -11,7 +11,7 @@ from common.settings.config import RunConfig, flags_with
 from comparison.judge.blocks import Table
 from comparison.judge.measures import Measures
 from comparison.judge.statistics import CONFIDENCE, Ratio
-from comparison.methods import method_of
+from comparison.methods import SCRIPT, method_of
 from comparison.plan.plan import words_of
 from comparison.record import ACCURACY_MARGIN, Report
 from comparison.rows import Configuration, Row, baseline_of
@@ -37,12 +37,14 @@ EFFECTIVE: dict[str, Callable[[RunResult], object]] = {
 
 def effective(result: RunResult) -> dict[str, object]:
     """Return the settings with which a run really trained, by EFFECTIVE's names."""
-    return {name: setting(result) for name, setting in EFFECTIVE.items()}
+    slices = ("steps_per_epoch",) if result.method == SCRIPT else ()
+    return {name: setting(result) for name, setting in EFFECTIVE.items() if name not in slices}
 
 
 def all_settings(result: RunResult) -> dict[str, object]:
-    """Return the flags of a run that should be equal in all rows."""
-    return {name: result.config.get(name, getattr(DEFAULTS, name)) for name in flags_with("equal")}
+    """Return the flags of a run that should be equal in all rows; of a script, those that were seen."""
+    names = ("dataset", "model", "optimizer") if result.method == SCRIPT else flags_with("equal")
+    return {name: result.config.get(name, getattr(DEFAULTS, name)) for name in names}
 
 
 def differences(result: RunResult, reference: RunResult, scaling: str, exempt: tuple[str, ...] = ()) -> list[str]:

@@ -138,8 +138,8 @@ def _normal_probability(values: Array) -> Array:
 class Ratio:
     """A ratio of geometric means (how many times as fast or, for times, as long), with its interval if known.
 
-    disturbed: other programs used the machine meanwhile, so the ratio supports no claim. equal_within: the share by
-    which two times may differ and still be equal in practice.
+    disturbed: other programs used the machine meanwhile, so the ratio supports no claim, and as a text has no interval.
+    equal_within: the share by which two times may differ and still be equal in practice.
     """
 
     value: float
@@ -176,7 +176,8 @@ class Ratio:
         return replace(self, value=1 / self.value, low=low, high=high)
 
     def __str__(self) -> str:
-        return f"{self.value:.2f}" + ("" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]")
+        known = self.low is not None and not self.disturbed
+        return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if known else "")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from common.models.cuts import balanced_cut
 from common.settings.config import FLAGS, RunConfig, option
 from common.settings.totals import check_workers, per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, python
-from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, row_name
+from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, Row, row_name
 
 # Names of settings in texts, if different from the field's name.
 WORDS = {
@@ -51,7 +51,11 @@ def make_plan(
         if wasted or len(errors) == len(made):
             raise (wasted or errors)[0]
         rows |= {row.name: row for row, _ in made}
-    return list(rows.values())
+    labels = [Row(row, ()).label for row in rows.values()]  # one rank: ddp may be ddp-1
+    return [
+        row if labels.count(label) == 1 else replace(row, label=f"{row.label}, {row.method}")
+        for row, label in zip(rows.values(), labels, strict=True)
+    ]
 
 
 def _swept(arguments, machine):

@@ -12,7 +12,7 @@ from comparison.plan.plan import words_of
 from comparison.plan.tips import OPTIONS, effect_of, flags_of
 from comparison.record import Report
 from comparison.rows import SWEEPS, trials_of
-from comparison.show.sentences import longer, mebibytes, significant
+from comparison.show.sentences import in_seconds, longer, mebibytes, significant
 from comparison.show.tables import DASH, Rows, accuracy, cell, table, table_of
 from comparison.words import join, named, say
 
@@ -29,7 +29,7 @@ def before_table(analysis: Analysis) -> Rows:
             before, now = (significant(A_THOUSAND / some.images_per_second) for some in both)
             times = {"Before (s per 1,000 samples)": before, "Now (s per 1,000 samples)": now}
         else:
-            before, now = (cell(some.epoch_seconds, ".2f") for some in both)
+            before, now = (cell(some.epoch_seconds, in_seconds) for some in both)
             times = {"Before (s per epoch)": before, "Now (s per epoch)": now}
         yield {
             "Method": pair.row.label,
@@ -70,8 +70,8 @@ tip_table = table(tip_rows)
 
 def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
     """Return two tables: steps compared with ideal scaling, and runs compared with the baseline's."""
-    steps = {entry.label: entry.accounts.steps for entry in analysis.rows if entry.accounts.steps}
-    runs = {entry.label: entry.accounts.runs for entry in analysis.rows if entry.accounts.runs}
+    steps = [(entry.label, entry.accounts.steps) for entry in analysis.rows if entry.accounts.steps]
+    runs = [(entry.label, entry.accounts.runs) for entry in analysis.rows if entry.accounts.runs]
     if not steps:
         return []
     step_rows = _account_rows(steps, say("Step (ms)"), say("Ideal (ms)"))
@@ -80,9 +80,9 @@ def account_tables(analysis: Analysis, tablefmt: str) -> list[str]:
 
 
 def _account_rows(accounts, value, expected):
-    longest_first = sorted((account.parts for account in accounts.values()), key=len, reverse=True)
+    longest_first = sorted((account.parts for _, account in accounts), key=len, reverse=True)
     names = dict.fromkeys(part.name for parts in longest_first for part in parts)  # in the order of the longest
-    for label, account in accounts.items():
+    for label, account in accounts:
         parts = {part.name: _signed(part) for part in account.parts}
         yield {
             "Method": label,
@@ -125,7 +125,7 @@ def memory_table(analysis: Analysis) -> Rows:
     for entry, memory in held if names else ():
         yield {
             "Method": entry.label,
-            "Time per epoch (s)": cell(entry.summary.epoch_seconds, ".2f"),
+            "Time per epoch (s)": cell(entry.summary.epoch_seconds, in_seconds),
             "All devices (MiB)": mebibytes(memory.together),
             "Peak (MiB)": mebibytes(memory.peak),
             **{name.capitalize(): cell(memory.parts.get(name), mebibytes) for name in names},
@@ -136,6 +136,7 @@ def memory_table(analysis: Analysis) -> Rows:
 @table
 def card_table(analysis: Analysis) -> Rows:
     """What NVML recorded of each GPU in the timed epochs, the mean over the runs; no rows without NVML."""
+    energy = say("Energy (J per slice)" if analysis.report.only_scripts else "Energy (J per epoch)")
     for entry in analysis.done:
         runs = [outcome for outcome in entry.row.outcomes if outcome.status == "ok" and outcome.cards]
         reserved = zip(*(outcome.result.reserved_memory_bytes for outcome in runs), strict=True)
@@ -147,7 +148,7 @@ def card_table(analysis: Analysis) -> Rows:
                 "Reserved by PyTorch (MiB)": mebibytes(statistics.mean(own)),
                 "Its processes have (MiB)": _mean(uses, "memory_bytes", mebibytes),
                 "Power (W)": _mean(uses, "watts", ".0f"),
-                "Energy (J per epoch)": _mean(uses, "joules", ",.1f"),
+                energy: _mean(uses, "joules", ",.1f"),
                 "Clock (MHz)": _mean(uses, "megahertz", ",.0f"),
                 "Held down by heat or power": _mean(uses, "held_down", ".0%"),
                 "Another program computes": _mean(uses, "foreign", ".0%"),
@@ -162,14 +163,13 @@ def _mean(uses, name, how):
 @table
 def settings_table(report: Report) -> Rows:
     """The settings with which each row's runs trained; of those without a column in EFFECTIVE, the ones that differ."""
-    runs = {row.label: row.results[0] for row in report.rows if row.results}
-    settings = {label: {**all_settings(run), **effective(run)} for label, run in runs.items()}
-    every = {name: {str(own[name]) for own in settings.values()} for own in settings.values() for name in own}
-    differing = [name for name, values in every.items() if len(values) > 1]
-    of_slices = ("steps_per_epoch",) if report.only_scripts else ()
-    names = [name for name in dict.fromkeys([*EFFECTIVE, *differing]) if name not in of_slices]
-    for label, own in settings.items():
-        yield {"Method": label, **{words_of(name).capitalize(): str(own[name]) for name in names}}
+    rows = [(row.label, row.results[0]) for row in report.rows if row.results]
+    settings = [(label, {**all_settings(run), **effective(run)}) for label, run in rows]
+    values = {name: {str(own[name]) for _, own in settings if name in own} for _, own in settings for name in own}
+    shown = dict.fromkeys([*EFFECTIVE, *values])
+    names = [name for name in shown if len(values.get(name, ())) > (name not in EFFECTIVE)]
+    for label, own in settings:
+        yield {"Method": label, **{words_of(name).capitalize(): str(own.get(name, DASH)) for name in names}}
 
 
 def sweep_tables(analysis: Analysis, tablefmt: str) -> list[str]:
@@ -188,8 +188,8 @@ def _sweep_rows(analysis, sweep):
             SWEEPS[sweep.name]: sweep.value(entry),
             "Waiting for data (ms/step)": f"{numbers.phases.data:.1f}",
             "Rest of the step (ms)": f"{numbers.step_milliseconds - numbers.phases.data:.1f}",
-            "Time per epoch (s)": f"{numbers.epoch_seconds:.2f}",
-            "Images/s": f"{numbers.images_per_second:,.0f}",
+            "Time per epoch (s)": in_seconds(numbers.epoch_seconds),
+            "Images/s": significant(numbers.images_per_second),
             "Total time (s)": f"{numbers.total_seconds:.1f}",
             "Accuracy (%)": accuracy(numbers.accuracies),
             heading: DASH if sweep.name == "model" or not ratio else ratio,  # another model is another training
@@ -206,9 +206,9 @@ def projection_table(analysis: Analysis) -> Rows:
             "Exchange and waiting (ms)": f"{point.step.exchange:.2f}",
             "Loader's limit (ms)": f"{point.step.loading:.1f}",
             "Cores' limit (ms)": cell(point.step.cores, ".1f"),
-            "Epoch, projected, not measured (s)": cell(point.epoch_seconds, ".2f"),
+            "Epoch, projected, not measured (s)": in_seconds(point.epoch_seconds),
             "Speed-up, projected": f"{point.speed_up:.2f} [{point.low:.2f}, {point.high:.2f}]",
-            "Epoch, measured (s)": cell(point.measured_seconds, ".2f"),
+            "Epoch, measured (s)": cell(point.measured_seconds, in_seconds),
             "Error of the projection": cell(point.error, "+.0%"),
         }
 
@@ -241,7 +241,7 @@ def trial_table(analysis: Analysis) -> Rows:
 
 @table
 def epoch_table(report: Report) -> Rows:
-    """Every epoch of every run, in the order in which the runs ended; no rows if there are more than MOST_EPOCHS."""
+    """Every epoch or slice of every run, in the order in which the runs ended; no rows if they are over MOST_EPOCHS."""
     if sum(len(outcome.result.epochs) for outcome in report.outcomes if outcome.result) > MOST_EPOCHS:
         return
     labels = {row.configuration.name: row.label for row in report.all_rows}
@@ -250,8 +250,8 @@ def epoch_table(report: Report) -> Rows:
             yield {
                 "block": outcome.block,
                 "method": labels[outcome.configuration],
-                "epoch": epoch.epoch,
-                "training (s)": f"{epoch.train_seconds:.2f}",
+                "slice" if report.only_scripts else "epoch": epoch.epoch,
+                "training (s)": in_seconds(epoch.train_seconds),
                 "training loss": _number(epoch.train_loss, ".4f"),
                 "test accuracy (%)": _number(100 * epoch.test_accuracy, ".2f"),
                 "": _remark(report, outcome, epoch),

@@ -9,9 +9,9 @@ from comparison.judge.fairness import differences, seen_differences
 from comparison.judge.measures import measure
 from comparison.judge.summaries import A_THOUSAND
 from comparison.record import Report
-from comparison.show.sentences import significant
+from comparison.show.sentences import in_seconds, significant
 from comparison.show.tables import DASH, cell, lay_out
-from comparison.show.terminal import LINES, fitting
+from comparison.show.terminal import LINES, cut, fitting
 from comparison.words import count
 
 # Two rows that differ in these are still compared; any other difference means different work.
@@ -33,10 +33,14 @@ def describe_difference(first: Report, second: Report, width: int = 80) -> str:
         one, other = rows_a.get(name), rows_b.get(name)
         label = " → ".join(dict.fromkeys(some.label for some in (one, other) if some))
         ratio, remark = _compare(one, other, before, after, first.settings["scaling"])
-        seconds = [cell(some.get(name), significant if scripts else ".2f") for some in (before, after)]
-        cells.append([label, *seconds, ratio])
+        seconds = [cell(some.get(name), significant if scripts else in_seconds) for some in (before, after)]
+        cells.append([cut(label, width // 2, width // 4), *seconds, ratio])
         labels_by_remark.setdefault(remark, []).append(label)
-    remarks = []
+    remarks = [
+        f"- {name}: interrupted after {len(report.outcomes)} of {count(len(report.order), 'run')}."
+        for name, report in (("A", first), ("B", second))
+        if len(report.outcomes) < len(report.order)
+    ]
     for remark, labels in labels_by_remark.items():
         if remark:
             which = "every row" if len(labels) == len(cells) else ", ".join(f"“{label}”" for label in labels)
@@ -66,17 +70,19 @@ def _times(report, scripts):
 
 def _compare(row_a, row_b, before, after, scaling):
     """Return (time of A ÷ time of B or a dash, remarks)."""
-    if not (row_a and row_b and row_a.results and row_b.results):
+    if not (row_a and row_b):
         return DASH, "not in both"
+    if missing := [report for report, row in (("A", row_a), ("B", row_b)) if not row.results]:
+        return DASH, f"no run ended well in {' and '.join(missing)}"
     runs, name = (row_b.results[0], row_a.results[0]), row_a.configuration.name
     now, then = (len(run.devices) for run in runs)
-    if now != then and not row_a.configuration.is_script:
-        return DASH, f"refused: {count(now, 'device')} instead of {then}"
+    devices = [f"{count(now, 'device')} instead of {then}"] if now != then else []
     if row_a.configuration.is_script:
-        return cell(before[name] and before[name] / after[name], ".2f"), "; ".join(seen_differences(*runs))
-    if unequal := differences(*runs, scaling, MACHINE_SETTINGS):
+        remarks = [*devices, *seen_differences(*runs)]
+    elif unequal := devices or differences(*runs, scaling, MACHINE_SETTINGS):
         return DASH, f"refused: {'; '.join(unequal)}"
-    remarks = differences(*runs, scaling)
+    else:
+        remarks = differences(*runs, scaling)
     for word in ("simulated", "disturbed"):
         remarks += [f"{report} {word}" for report, row in (("A", row_a), ("B", row_b)) if getattr(row, word)]
-    return f"{before[name] / after[name]:.2f}", "; ".join(remarks)
+    return cell(before.get(name) and before[name] / after[name], ".2f"), "; ".join(remarks)

@@ -14,7 +14,7 @@ from common.files.writing import write_text
 from common.words import printable
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
-from comparison.show import advice, plots, tables, verdict
+from comparison.show import advice, plots, sentences, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
@@ -30,6 +30,7 @@ FINEST = 0.001  # share of the timeline: spans with smaller gaps are merged
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["in_seconds"] = sentences.in_seconds
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
     environment.filters |= {**filters, "prose": _prose}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
@@ -82,7 +83,8 @@ def _times(analysis):
         mean = seconds_of_thousand(entry) if scripts else entry.summary.epoch_seconds
         words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # filled in by the page
         rows += [(place, entry.label, mean, words, sorted(dots))] if dots else []
-    return {"heading": heading, "rows": rows, "most": max((dots[-1][0] for *_, dots in rows), default=1.0)}
+    most = max((max(mean, dots[-1][0]) for _, _, mean, _, dots in rows), default=1.0)
+    return {"heading": heading, "rows": rows, "most": most}
 
 
 def _phases(analysis):

@@ -125,7 +125,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
         "label": row.label,
         **{name: row.configuration.values.get(name) for name in report.swept},
         "dataset": None if row.configuration.is_script else report.settings["dataset"],
-        "model": row.configuration.planned.model,
+        "model": None if row.configuration.is_script else row.configuration.planned.model,
         "result": entry.result,
         "simulated": row.simulated,
         "devices": len(row.results[0].devices) if row.results else None,

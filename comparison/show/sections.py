@@ -1,7 +1,8 @@
 """The sections of a report, independent of its format."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,22 @@ from comparison.judge.remedies import Proof
 from comparison.plan.flags import WITH_SCRIPTS
 from comparison.show import advice, remarks, verdict
 from comparison.show import detail_tables as details
-from comparison.show.sentences import finding_sentence, sentence
+from comparison.show.sentences import finding_sentence, mebibytes, sentence
 from comparison.show.tables import lay_out, main_table
 from comparison.words import say
 
 # Kinds of content: a text, a table made by tabulate, a list of sentences, shell commands, a list of PNG files.
 TEXT, TABLE, LIST, CODE, FIGURES = "text", "table", "list", "code", "figures"
+ON_BY_DEFAULT = ("augment", "tips")  # switches
+UNITS: dict[str, Callable[[Any], str]] = dict(  # how to show settings that have a unit
+    budget="{:g} s".format,
+    timeout="{:g} s".format,
+    equal_within=lambda share: f"{100 * share:g}%",
+    margin=lambda share: f"{100 * share:g}%",
+    accuracy_margin=lambda points: f"{points:g} point{'s' * (points != 1)}",
+    memory_limit=lambda size: f"{mebibytes(size)} MiB",
+    steps=lambda steps: f"{steps:g} s" if isinstance(steps, float) else str(steps),
+)
 
 
 @dataclass(frozen=True)
@@ -42,13 +53,8 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         (LIST, list(map(finding_sentence, analysis.projection.assumptions))),
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]
-    settings = [
-        (name.replace("_", " "), _listed(value, " "))
-        for name, value in report.settings.items()
-        if value not in (None, [], False)
-        and name not in ("output_dir", "data_root", "debug")
-        and (name in WITH_SCRIPTS or not report.only_scripts)
-    ]
+    settings = list(_settings(report))
+    every_epoch = say("Every slice, run by run" if report.only_scripts else "Every epoch, run by run")
     every: dict[str, list[tuple[str, Any]]] = {
         "Result": [
             *((TEXT, text) for text in remarks.resolution(analysis)),
@@ -86,11 +92,21 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Accuracy per class (%)": [(TABLE, classes or say("Not known for any row."))],
         "Settings": [(TABLE, lay_out(settings, ("setting", "value"), tablefmt, left=(0, 1)))],
         "Machine": [(TABLE, lay_out(machine, ("what", "found"), tablefmt, left=(0, 1)))],
-        "Every epoch, run by run": [(TABLE, details.epoch_table(report, tablefmt) or say("In results.json."))],
+        every_epoch: [(TABLE, details.epoch_table(report, tablefmt) or say("In results.json."))],
         "Commands": [(CODE, "\n".join(outcome.command for outcome in report.outcomes))],
     }
     whole = {heading: [part for part in parts if part[1]] for heading, parts in every.items()}
     return [Section(heading, parts) for heading, parts in whole.items() if parts]
+
+
+def _settings(report):
+    """Each setting that was typed, or has an effect by default, with its value and unit."""
+    scripts = any(row.is_script for row in report.plan)
+    for name, value in report.settings.items():
+        said = value not in (None, [], [None]) and (value is not False or name in ON_BY_DEFAULT)
+        applies = name in WITH_SCRIPTS if report.only_scripts else scripts or name not in ("steps", "warmup")
+        if said and applies and name not in ("output_dir", "data_root", "debug"):
+            yield name.replace("_", " "), UNITS.get(name, partial(_listed, mark=" "))(value)
 
 
 def _listed(value, mark):

@@ -61,7 +61,7 @@ def as_fast(ratio: Ratio, base: str = "") -> str:
 
 def efficiency(share: Ratio) -> str:
     """Return an efficiency in percent, with its interval if known."""
-    interval = "" if share.low is None else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    interval = "" if share.low is None or share.disturbed else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
     return f"{share.value:.0%}{interval}"
 
 
@@ -80,6 +80,12 @@ def mebibytes(size: float) -> str:
 def significant(value: float, digits: int = 3) -> str:
     """Return a positive number with so many significant digits, or as an integer if that has more."""
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
+
+
+def in_seconds(time: float, decimals: int = 2) -> str:
+    """Return seconds with so many decimals, or with more where these are fewer than two significant digits."""
+    exponent = f"{time:.1e}".partition("e")[2] or 0  # of the rounded time; "nan" has none
+    return f"{time:.{max(decimals, 1 - int(exponent))}f}"
 
 
 def quoted(labels: Iterable[str]) -> str:
@@ -103,12 +109,12 @@ def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
     """
     numbers, parts = entry.summary, []
     if entry.row.configuration.is_script:
-        return say("{s:.3g} s per 1,000 samples", s=seconds_of_thousand(entry))
+        return say("{s} s per 1,000 samples", s=significant(seconds_of_thousand(entry)))
     if analysis.report.settings.get("target_accuracy") is not None:
         parts.append(_time_to_target(analysis, entry))
     if not analysis.same_images:
-        parts.append(say("{n:,.0f} images/s", n=numbers.images_per_second))
-    return join(", ", [*parts, say("{s:.2f} s per epoch", s=numbers.epoch_seconds)])
+        parts.append(say("{n} images/s", n=significant(numbers.images_per_second)))
+    return join(", ", [*parts, say("{s} s per epoch", s=in_seconds(numbers.epoch_seconds))])
 
 
 def seconds_of_thousand(entry: RowAnalysis) -> float:
@@ -118,21 +124,22 @@ def seconds_of_thousand(entry: RowAnalysis) -> float:
 
 def _time_to_target(analysis, entry):
     target = 100 * analysis.report.settings["target_accuracy"]
-    return say("{s:.2f} s of training to {n:g}%", s=entry.summary.training_seconds, n=target)
+    return say("{s} s of training to {n:g}%", s=in_seconds(entry.summary.training_seconds), n=target)
 
 
 def instead_of(analysis: Analysis, entry: RowAnalysis, baseline: RowAnalysis) -> str:
     """Return the times of a row and its baseline: "1.00 s instead of 2.00 s per epoch"."""
     own, other = entry.summary, baseline.summary
     if entry.row.configuration.is_script:
-        seconds = {"s": seconds_of_thousand(entry), "t": seconds_of_thousand(baseline)}
-        return say("{s:.3g} s instead of {t:.3g} s per 1,000 samples", **seconds)
+        s, t = (significant(seconds_of_thousand(some)) for some in (entry, baseline))
+        return say("{s} s instead of {t} s per 1,000 samples", s=s, t=t)
     if analysis.report.settings.get("target_accuracy") is not None:
         times = {"time": time_asked(analysis, entry), "other": time_asked(analysis, baseline)}
         return say("{time}, instead of {other}", **times)
     if not analysis.same_images:
-        return say("{s:,.0f} instead of {t:,.0f} images/s", s=own.images_per_second, t=other.images_per_second)
-    return say("{s:.2f} s instead of {t:.2f} s per epoch", s=own.epoch_seconds, t=other.epoch_seconds)
+        s, t = significant(own.images_per_second), significant(other.images_per_second)
+        return say("{s} instead of {t} images/s", s=s, t=t)
+    return say("{s} s instead of {t} s per epoch", s=in_seconds(own.epoch_seconds), t=in_seconds(other.epoch_seconds))
 
 
 def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
@@ -145,7 +152,7 @@ def fastest_value(analysis: Analysis, sweep: Sweep) -> str:
     if values:
         return say("fastest at {values} or {value} (statistically tied)", values=join(", ", values), value=last)
     best = sweep.fastest[0]
-    how = say("{n:,.0f} images/s", n=best.summary.images_per_second)
+    how = say("{n} images/s", n=significant(best.summary.images_per_second))
     if analysis.report.settings.get("target_accuracy") is not None:
         how = _time_to_target(analysis, best)
     return say("fastest at {value}, {how}", value=last, how=how)

@@ -14,7 +14,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Ratio
 from comparison.plan.counterparts import BEFORE
 from comparison.rows import SWEEPS
-from comparison.show.sentences import efficiency, mebibytes, seconds_of_thousand, significant
+from comparison.show.sentences import efficiency, in_seconds, mebibytes, seconds_of_thousand, significant, time_asked
 from comparison.words import count, named, narrowed, render, say, widened
 
 DASH = "–"  # not measured
@@ -101,10 +101,9 @@ def main_rows(analysis: Analysis) -> Rows:
                 "Samples per step": row.results[0].global_batch_size if row.results else None,
             }
         else:
-            times = {
-                "Time per epoch (s)": cell(numbers.epoch_seconds, ".2f"),
-                "min–max": numbers.epoch_seconds and f"{numbers.fastest_epoch:.2f}–{numbers.slowest_epoch:.2f}",
-            }
+            ends = numbers.epoch_seconds, numbers.fastest_epoch, numbers.slowest_epoch
+            epoch, fastest, slowest = (cell(time, in_seconds) for time in ends)
+            times = {"Time per epoch (s)": epoch, "min–max": f"{fastest}–{slowest}" if numbers.epoch_seconds else None}
         yield {
             "Method": named(row.configuration.label),
             **{SWEEPS[name]: row.configuration.values.get(name) for name in report.swept},
@@ -115,14 +114,14 @@ def main_rows(analysis: Analysis) -> Rows:
             **({} if target is None else {say("Training to {n:g}% (s)", n=target): _time_to_target(entry)}),
             **times,
             "Runs": numbers.runs,
-            "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, ",.0f"),
+            "Samples/s" if scripts else "Images/s": cell(numbers.images_per_second, significant),
             speed_up: entry.standing.speed_up,
             **({"Relative time [95%]": analysis.ratio_to_best(entry)} if recommended else {}),
             "Efficiency [95%]": cell(entry.standing.efficiency, efficiency),
             "Total time (s)": cell(numbers.total_seconds, ".1f"),
             "Peak memory (MiB)": memory and mebibytes(memory.peak),
             **({"MFU (%)": cell(numbers.mfu, lambda share: significant(100 * share, 2))} if peaks else {}),
-            **({"Images/J": cell(numbers.images_per_joule, ".1f")} if joules else {}),
+            **({"Samples/J" if scripts else "Images/J": cell(numbers.images_per_joule, significant)} if joules else {}),
             **({"max |Δ parameter|": cell(check and check.difference, ".1e")} if report.equivalence else {}),
             "Result": entry.result,
         }
@@ -136,6 +135,8 @@ def answer_rows(analysis: Analysis) -> Rows:
     report, decided = analysis.report, bool(analysis.decisions[0].ratios)
     wall_time = analysis.decisions[0].wall_time
     heading = TIME_HEADINGS.get(wall_time.kind) or say("To {n:g}% accuracy (s)", n=_target(report))
+    if wall_time.kind == PER_EPOCH and report.settings["max_steps"] and report.probe:
+        heading = say("Whole epoch (s)")  # extrapolated
     before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
     for entry in fastest_first(analysis):
         numbers, memory = entry.summary, entry.summary.memory
@@ -192,6 +193,8 @@ def _exclusion(analysis, entry):
     for decision in analysis.decisions:
         if entry.name in decision.ineligible:
             return say("excluded: {why}", why=decision.ineligible[entry.name])
+    if row.configuration.is_script and not analysis.report.only_scripts and not analysis.ratio_to_best(entry):
+        return time_asked(analysis, entry)  # in another unit than the column
     return say("simulated: speed not measured") if row.simulated else ""
 
 
@@ -219,8 +222,8 @@ def _time_to_target(entry):
     missed = len(entry.row.missed)
     if not entry.row.results:
         return "not reached" if missed else DASH
-    mean, interval = f"{entry.summary.training_seconds:.2f}", entry.summary.training_interval
+    mean, interval = in_seconds(entry.summary.training_seconds), entry.summary.training_interval
     if interval:
-        mean += f" [{interval[0]:.2f}, {interval[1]:.2f}]"
+        mean += f" [{', '.join(map(in_seconds, interval))}]"
     runs = count(len(entry.row.outcomes), "run")
     return say("{mean} (not reached by {n} of {runs})", mean=mean, n=missed, runs=runs) if missed else mean

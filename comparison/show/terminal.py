@@ -24,6 +24,7 @@ MOST_OPENING, MOST_ADVICE, MOST_PER_SENTENCE = 5, 9, 3  # lines
 MOST_ROWS, FEWEST_ROWS = 10, 4  # lines of the table below its heading
 BREAK = "\v"  # textwrap treats it as a space; marks where a line of Chinese may end
 GAP = "  "  # between columns
+FEWEST_OF_LABEL = 8  # characters
 
 
 def terminal_columns() -> int:
@@ -71,7 +72,7 @@ def fitting(sentences, width, most):
         lines = fill(words, width).splitlines()
         if len(lines) > MOST_PER_SENTENCE:
             last = " ".join(lines[MOST_PER_SENTENCE - 1 :])
-            lines[MOST_PER_SENTENCE - 1 :] = [narrowed(_cut(widened(last), width))]
+            lines[MOST_PER_SENTENCE - 1 :] = [narrowed(cut(widened(last), width))]
         if len(kept) + len(lines) <= most:
             kept += lines
         else:
@@ -88,9 +89,16 @@ def fill(text: str, width: int) -> str:
     return narrowed("\n".join(lines)).replace(BREAK, "")
 
 
-def _cut(text, columns):
-    """Truncate a widened text to `columns`."""
-    return text if len(text) <= columns else text[: columns - 2] + "…"
+def cut(text, columns, end=0):
+    """Shorten a widened text to `columns`. end: how many of its last characters stay, as they tell rows apart."""
+    if len(text) <= columns:
+        return text
+    last = text[len(text) - end :].removeprefix(ZERO_WIDTH)
+    place = columns - 1 - len(last)
+    first = text[: place - (text[place] == ZERO_WIDTH)]  # no half of a double-width character
+    if not end:
+        first = re.sub(r"[-+.,\w]+$", "", first, flags=re.ASCII)  # no part of a number
+    return f"{first}…{last}"
 
 
 def _table(analysis, width, most):
@@ -105,11 +113,11 @@ def _table(analysis, width, most):
     label = min(sizes[0], width - sum(len(GAP) + sizes[column] for column in columns[1:]))
     lines = []
     for row in (header, *rows):
-        parts = [_cut(row[0], label).ljust(label)]
+        parts = [cut(row[0], label, label // 2).ljust(label)]
         if row in with_numbers:
             parts += [row[column].rjust(sizes[column]) for column in columns[1:]]
         else:
-            parts.append(_cut(row[-1], width - label - len(GAP)))
+            parts.append(cut(row[-1], width - label - len(GAP)))
         lines.append(narrowed(GAP.join(parts)).rstrip())
     if left := len(cells) - len(shown):
         lines.append(render(say("… {rows}", rows=count(left, "more row"))))
@@ -126,8 +134,17 @@ def _rows_to_show(baselines, most):
 
 
 def _columns_to_show(names, sizes, width):
-    """The indices of the columns to show: no accuracies, which a sentence states, and the memory only if it fits."""
+    """The indices of the columns to show: no accuracies, which a sentence states, and of the last ones those that fit.
+
+    The memory needs room beside the whole labels, the others beside FEWEST_OF_LABEL of their characters.
+    """
     columns = [column for column, name in enumerate(names) if name != "Accuracy (%)"]
-    if sum(sizes[column] + len(GAP) for column in columns) - len(GAP) > width:
+
+    def room(label):
+        return width - label - sum(sizes[column] + len(GAP) for column in columns[1:])
+
+    if room(sizes[0]) < 0:
         columns = [column for column in columns if names[column] != "Memory (MiB)"]
+    while room(min(sizes[0], FEWEST_OF_LABEL)) < 0:
+        columns.pop()
     return columns

@@ -140,8 +140,8 @@ def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_pat
     epochs = {row["Method"]: (row["Time per epoch (s)"], row["min–max"]) for row in main_rows(analysis)}
     assert epochs["mine"] == epochs["ddp2"] == ("–", None) and epochs["DDP"] == ("1.00", "0.99–1.01")
     text = markdown_of(analysis, tmp_path)
-    assert "mine: the baseline, 0.2 s per 1,000 samples." in text and "SINGLE: the baseline, 2.00 s per epoch" in text
-    assert "; 0.3 s instead of 0.2 s per 1,000 samples." in text
+    assert "mine: the baseline, 0.200 s per 1,000 samples." in text and "SINGLE: the baseline, 2.00 s per epoch" in text
+    assert "; 0.300 s instead of 0.200 s per 1,000 samples." in text
     write_csv(analysis, tmp_path / "results.csv")
     written = [(row["dataset"], row["epoch_seconds"]) for row in csv.DictReader((tmp_path / "results.csv").open())]
     assert written[2:] == [("", "")] * 2 and all(map(all, written[:2]))

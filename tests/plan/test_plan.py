@@ -11,7 +11,7 @@ from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_order, make_plan, with_measured_cut
 from comparison.plan.scripts import parse_script, script_rows, variants_of
-from comparison.rows import baseline_of
+from comparison.rows import Row, baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
 
@@ -293,3 +293,9 @@ def test_variants_of_a_single_script():
     assert [row.skip for row in on_gpus.values()] == ["", ""]
     for gpus, ranks in ((2, 4), (1, 2)):
         assert [row.skip for row in made(gpus, 8, ranks).values()] == ["", f"needs {ranks} GPUs, found {gpus}"]
+
+
+def test_every_row_has_a_label_of_its_own():
+    for rows in (rows_of("ddp", bucket_mb=[0.5, 25.0]), rows_of("ladder", nproc=[1, 2]), rows_of("ladder", nproc=[1])):
+        labels = [Row(row, ()).label for row in rows.values()]
+        assert len({*labels}) == len(labels), labels

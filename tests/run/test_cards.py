@@ -203,7 +203,7 @@ def test_the_report_shows_the_gpus(tmp_path):
     cells = [cell.strip() for cell in card_table(analysis, "github").splitlines()[3].split("|")]
     assert cells[1:-1] == ["SINGLE", "cuda:1", "90%", "256", "1,024", "–", "300.0", "1,980", "0%", "0%"]
     assert measure(report).summaries[report.plan[0].name].images_per_joule == pytest.approx(1000 / 800)
-    assert "Images/J" in main_table(analysis, "simple") and " 1.2 " in main_table(analysis, "simple")
+    assert "Images/J" in main_table(analysis, "simple") and " 1.25 " in main_table(analysis, "simple")
     assert "## The GPUs while they trained" in markdown_of(analysis, tmp_path)
     write_csv(analysis, tmp_path / "results.csv")
     assert ",1.25," in (tmp_path / "results.csv").read_text()

@@ -87,3 +87,40 @@ def test_the_difference_of_two_long_comparisons_fits_one_screen():
         lines = describe_difference(one, other).splitlines()
         assert len(lines) <= LINES and max(map(len, lines)) <= 80
         assert NO_CLAIM in " ".join(lines)
+
+
+def test_a_row_without_a_result_is_in_both():
+    failed = (DDP[0], ["failed"])
+    for first, second, where in ((DDP, failed, "B"), (failed, DDP, "A"), (failed, failed, "A and B")):
+        text = describe_difference(report_of(SINGLE, first), report_of(SINGLE, second), 200)
+        assert f"“DDP”: no run ended well in {where}." in text and "not in both" not in text
+
+
+def test_scripts_on_other_devices_or_disturbed_are_marked():
+    own, one = script("mine", 20.0)
+    two = [replace(run, devices=("cpu",) * 2, world_size=2) for run in one]
+    before, after = report_of((own, one)), report_of((own, two), foreign_cores={own.name: 0.5})
+    text = describe_difference(before, after, 200)
+    assert "every row: 2 devices instead of 1; B disturbed." in text
+
+
+def test_short_epochs_are_shown_with_two_digits():
+    before, after = (report_of((configuration(), runs(seconds=(time,) * 3))) for time in (0.0042, 0.0021))
+    assert re.search(r"SINGLE +0.0042 +0.0021 +2.00\n", describe_difference(before, after))
+
+
+def test_an_interrupted_comparison_is_marked():
+    whole = report_of(SINGLE, DDP)
+    text = describe_difference(whole, replace(whole, outcomes=whole.outcomes[:4]), 200)
+    assert "- B: interrupted after 4 of 6 runs." in text and "A: interrupted" not in text
+
+
+def test_a_table_with_long_labels_fits_the_width():
+    rows = []
+    for workers in (0, 2):
+        values = {"batch_size": 64, "num_workers": workers}
+        row = replace(configuration("pipeline", values=values, **values), label="pipeline ×2, 4 micro-batches")
+        rows.append((row, runs("pipeline", (2.0 + workers,) * 3, workers_per_process=workers)))
+    lines = describe_difference(report_of(*rows), report_of(*rows)).splitlines()
+    table = [line for line in lines if line.startswith("pipeline ×2")]
+    assert [line.split("  ")[0][-2:] for line in table] == ["0)", "2)"] and max(map(len, lines)) <= 80

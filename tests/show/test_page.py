@@ -18,6 +18,7 @@ from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
 from tests.reports import SINGLE, configuration, report_of, runs
+from tests.reports import script as timed_script
 
 VOID = {"meta", "img", "br", "circle", "rect", "line"}
 TRACED = "cifar10-vgg"  # has a timeline
@@ -103,6 +104,29 @@ def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path
         write_html(analyse(report_of(*rows)), tmp_path / "report.html", [])
         texts = " ".join(Page(tmp_path / "report.html").texts)
         assert ("FSDP: exchange is in forward and backward" in texts) == said
+
+
+@pytest.mark.parametrize("milliseconds", [0.1, 20.0])
+def test_short_times_of_scripts_are_readable(milliseconds, tmp_path):
+    write_html(analyse(report_of(timed_script("mine", milliseconds), warmup=10)), tmp_path / "report.html", [])
+    texts = Page(tmp_path / "report.html").texts
+    assert ("0.0010 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
+
+
+def test_the_line_of_a_mean_is_inside_its_strip(tmp_path):
+    """The mean of a row with one run in a fast block is adjusted to slower ones."""
+    slower = configuration(), runs(seconds=(0.5, 1.0, 1.0))
+    once = configuration("ddp"), [*runs("ddp", (0.9,)), "failed", "failed"]
+    write_html(analyse(report_of(slower, once)), tmp_path / "report.html", [])
+    ticks = [float(one["x"].strip("%")) for one in Page(tmp_path / "report.html").every("rect") if "x" in one]
+    assert len(ticks) >= 2 and max(ticks) <= 100
+
+
+def test_a_page_in_chinese_says_in_chinese_what_has_no_table(tmp_path):
+    with speaking("zh"):
+        write_html(analyse(report_of((configuration(), ["failed"]))), tmp_path / "report.html", [])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "没有一次运行正常结束。" in text and "No run ended well" not in text
 
 
 # ---- in a browser

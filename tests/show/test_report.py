@@ -17,7 +17,7 @@ from comparison.judge.blocks import ratios, residual_deviation
 from comparison.judge.fairness import differences
 from comparison.judge.measures import block_times, measure
 from comparison.judge.statistics import Ratio, resolution
-from comparison.outcomes import Trial
+from comparison.outcomes import CardUse, Trial
 from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
@@ -27,9 +27,11 @@ from comparison.show.advice import in_short, next_step
 from comparison.show.detail_tables import rank_table, settings_table
 from comparison.show.remarks import definitions, not_measured, notes, warnings
 from comparison.show.report import fenced, present, write_csv, write_html
+from comparison.show.sections import sections
 from comparison.show.sentences import tell_trial
 from comparison.show.terminal import LINES, terminal_text
 from comparison.show.verdict import verdict
+from tests.fixtures import PROJECT
 from tests.reports import (
     DDP,
     ENVIRONMENT,
@@ -38,6 +40,8 @@ from tests.reports import (
     cells,
     configuration,
     ddp,
+    each_epoch,
+    each_outcome,
     full_report,
     halves,
     make_result,
@@ -45,6 +49,7 @@ from tests.reports import (
     rank,
     report_of,
     runs,
+    script,
     single,
     two_sweeps,
 )
@@ -228,6 +233,78 @@ def test_a_comparison_without_a_row_that_can_run_says_so():
     assert not any("cannot see" in text for text in not_measured(report))
 
 
+def test_a_setting_that_a_script_does_not_show_is_unknown(tmp_path):
+    suite = [replace(run, config={**run.config, "lr": 0.2, "weight_decay": 0.1}) for run in SINGLE[1]]
+    own = {"dataset": "its own", "model": "its own", "loader": "its own", "optimizer": "SGD", "epochs": 5}
+    seen = replace(configuration("script", "script-mine"), label="mine"), [make_result("script", config=own)]
+    report = report_of((SINGLE[0], suite), DDP, seen)
+    names, *rows = (line.split("|")[1:-1] for line in settings_table(report, "github").splitlines() if "--" not in line)
+    mine = dict(zip(map(str.strip, names), map(str.strip, rows[2]), strict=True))
+    assert (mine["Lr"], mine["Weight decay"], mine["Steps per epoch"]) == ("–", "–", "–")
+    assert (mine["Optimizer"], mine["Global batch"], "Epochs" in mine) == ("SGD", "100", False)
+    write_csv(analyse(report), tmp_path / "results.csv")
+    written = [(row["steps per epoch"], row["model"]) for row in csv.DictReader((tmp_path / "results.csv").open())]
+    assert written == [("10", "lenet"), ("10", "lenet"), ("", "")]
+
+
+def test_rows_with_equal_labels_are_all_in_the_tables():
+    again = replace(DDP[0], name="ddp-1"), DDP[1]
+    report = report_of(SINGLE, DDP, again)
+    tables_of = [settings_table(report, "simple"), *detail_tables.account_tables(analyse(report), "simple")]
+    assert [table.count("\nDDP ") for table in tables_of] == [2, 2, 2]
+
+
+def test_a_disturbed_ratio_has_no_interval_in_any_table():
+    report = report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5})
+    row = cells(main_table(report))[1]
+    assert row[8] == "2.00" and "[" not in "".join(row), row
+
+
+def test_short_epochs_have_two_digits():
+    (row,) = cells(main_table(report_of((configuration(), runs(seconds=(0.0042, 0.0043, 0.0041))))))
+    assert row[4:6] == ["0.0042", "0.0041–0.0043"]
+
+
+def test_few_images_per_second_or_joule_are_not_none():
+    slow = report_of((configuration(), runs(seconds=(20_000.0,) * 3)))
+    cards = (CardUse("cuda:0", joules=50_000.0),)
+    (row,) = tables.main_rows(analyse(each_outcome(slow, cards=cards)))
+    assert (row["Images/s"], row["Images/J"]) == ("0.0500", "0.0200")
+
+
+def test_very_short_and_very_long_times_are_readable_in_sentences():
+    def told(factor):
+        rows = (SINGLE, DDP)
+        shown = [
+            (row, [each_epoch(one, train_seconds=factor * one.epochs[0].train_seconds) for one in made])
+            for row, made in rows
+        ]
+        return verdict(analyse(report_of(*shown)))[1]
+
+    assert "; 0.0010 s instead of 0.0020 s per epoch." in told(0.001)
+    assert "; 9999.67 s instead of 19999.33 s per epoch." in told(10_000.0)
+    scripts = report_of(script("mine", 20_000.0, samples=4), script("other", 30_000.0, samples=4), warmup=10)
+    assert "; 7,500 s instead of 5,000 s per 1,000 samples." in verdict(analyse(scripts))[1]
+
+
+def settings_of(**settings):
+    """The table of settings, without those of every made-up report."""
+    parts = {part.heading: part.parts for part in sections(analyse(report_of(SINGLE, **settings)), [], [], "plain")}
+    ((_, table),) = parts["Settings"]
+    return {re.sub(r" {2,}", ": ", line.strip()) for line in table.splitlines()[1:]}
+
+
+def test_the_settings_have_units_and_those_that_are_zero_or_switched_off_are_shown():
+    typed = {"augment": False, "tips": False, "seed": 0, "weight_decay": 0.0, "compile": False, "bucket_mb": [None]}
+    limits = {"budget": 300.0, "timeout": 20.5, "equal_within": 0.07, "margin": 0.015, "accuracy_margin": 1.0}
+    shown = settings_of(**typed, **limits, memory_limit=2**31, steps=0.5, warmup=10)
+    assert shown >= {
+        *("augment: False", "tips: False", "seed: 0", "weight decay: 0.0", "memory limit: 2,048 MiB"),
+        *("budget: 300 s", "timeout: 20.5 s", "equal within: 7%", "margin: 1.5%", "accuracy margin: 1 point"),
+    }
+    assert not {line.partition(":")[0] for line in shown} & {"compile", "bucket mb", "steps", "warmup"}
+
+
 # ---- fairness
 
 
@@ -364,6 +441,12 @@ def test_a_damaged_results_file_is_refused(message, tmp_path):
         with pytest.raises(SuiteError, match=message) as refused:
             read_results(file)
         assert refused.value.exit_code == 4 and file.read_text() != whole
+
+
+def test_the_result_of_a_run_is_not_a_comparison():
+    file = PROJECT / "figures" / "mnist-lenet-ddp-2.json"
+    with pytest.raises(SuiteError, match="schema_version is 6.*; name the results.json of a comparison"):
+        read_results(file)
 
 
 def test_results_contain_no_nan(tmp_path):

@@ -11,10 +11,11 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from comparison.judge.analysis import analyse
+from comparison.outcomes import CardUse
 from comparison.plan.counterparts import BEFORE, counterpart
 from comparison.show import figures, plots, remarks
 from comparison.show.report import write_html
-from comparison.show.sections import sections
+from comparison.show.sections import TABLE, sections
 from comparison.show.tables import answer_rows
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import where_time_goes
@@ -101,6 +102,17 @@ def test_scripts_have_looks_of_their_own_and_no_settings_of_methods():
     parts = {section.heading: section.parts for section in sections(OF_SCRIPTS, [], [], "plain")}
     ((_, settings),) = parts["Settings"]
     assert [line.split()[0] for line in settings.splitlines()[1:]] == ["repeats", "seed", "warmup"]
+
+
+def test_what_is_of_a_slice_is_not_called_an_epochs():
+    outcomes = (replace(one, cards=(CardUse("cuda:0", joules=20.0),)) for one in OF_SCRIPTS.report.outcomes)
+    sizes = (replace(one, result=replace(one.result, reserved_memory_bytes=(1,))) for one in outcomes)
+    for section in sections(analyse(replace(OF_SCRIPTS.report, outcomes=tuple(sizes))), [], [], "plain"):
+        if section.heading.startswith(("Every slice", "The GPUs", "Result")):
+            table = next(content for kind, content in section.parts if kind == TABLE)
+            heading = {"Every": "slice", "The": "Energy (J per slice)", "Result": "Samples/J"}
+            assert heading[section.heading.split()[0]] in table and "epoch" not in table
+        assert "epoch" not in section.heading
 
 
 def test_the_size_of_a_device_is_said_of_methods_on_a_cpu_alone():

@@ -19,7 +19,7 @@ from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, each_epoch, full_report, report_of, runs
+from tests.reports import DDP, SINGLE, configuration, each_epoch, full_report, report_of, runs, script
 
 FILES = [file for file in sorted((PROJECT / "figures").rglob("results.json")) if "false-alarms" not in str(file)]
 NAMES = [str(file.parent.relative_to(PROJECT / "figures")) for file in FILES]
@@ -258,3 +258,45 @@ def test_a_row_is_only_called_recommended_if_it_is():
     for rows, result in (((SINGLE, DDP), "recommended"), (((row, made[:1]) for row, made in (SINGLE, DDP)), "fastest")):
         first = next(answer_rows(analyse(report_of(*rows))))
         assert (first["Method"], first["Result"]) == ("DDP", result)
+
+
+def test_a_narrow_terminal_shows_labels_and_no_more_columns_than_fit():
+    before = (counterpart(DDP[0], BEFORE, BEFORE, ()), DDP[1])
+    table = terminal_text(analyse(report_of(SINGLE, DDP, before, target_accuracy=0.6)), width=FEWEST).split("\n\n")[2]
+    assert {line.split()[0] for line in table.splitlines()} == {"Method", "DDP", "SINGLE"}
+    assert max(map(len, table.splitlines())) <= FEWEST
+
+
+@pytest.mark.parametrize("max_steps, heading, seconds", [(None, "Epoch (s)", "2.50"), (10, "Whole epoch (s)", "20.5")])
+def test_an_extrapolated_epoch_is_called_a_whole_one(max_steps, heading, seconds):
+    report = report_of(SINGLE, DDP, max_steps=max_steps, probe={"train_images": 10_000 if max_steps else 1000})
+    rows = {row["Method"]: row for row in answer_rows(analyse(report))}
+    assert rows["SINGLE"][heading] == seconds
+
+
+def test_a_single_script_beside_the_suite_shows_its_own_time():
+    table = terminal_text(analyse(report_of(SINGLE, DDP, script("mine", 20.0), warmup=10))).split("\n\n")[2]
+    assert re.search(r"^mine +0\.200 s per 1,000 samples$", table, re.MULTILINE), table
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_labels_that_are_cut_still_differ(language):
+    rows = []
+    for size, workers in ((64, 0), (64, 2), (256, 0), (256, 2)):
+        values = {"batch_size": size, "num_workers": workers}
+        row = configuration("pipeline", values=values, per_device_batch_size=size, **values)
+        made = runs("pipeline", global_batch_size=size, workers_per_process=workers)
+        rows.append((replace(row, label="pipeline ×2, 4 micro-batches"), made))
+    analysis = analyse(report_of(*rows, baseline="pipeline"))
+    with speaking(language):
+        for width in (FEWEST, USUAL):
+            lines = terminal_text(analysis, width=width).split("\n\n")[2].splitlines()[1:]
+            labels = [line.split("  ")[0] for line in lines]
+            assert len(lines) == len({*labels}) == 4 and max(map(columns, lines)) <= width, lines
+
+
+@pytest.mark.parametrize("width", range(60, 70))
+def test_no_number_is_cut(width):
+    numbers = [f"{number}.25" for number in range(100, 200)]
+    lines, _ = terminal.fitting([" ".join(numbers)], width, 5)
+    assert {*" ".join(lines).rstrip("…").split()} <= {*numbers} and max(map(len, lines)) <= width
