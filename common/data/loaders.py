@@ -24,7 +24,9 @@ from common.settings.totals import per_process, total_workers
 # The default in a spawned rank is spawn: a worker would import torch for seconds, and only then end with its rank.
 FORK = "fork" if sys.platform == "linux" else None
 NICE = 10  # added to a worker's niceness
-EVALUATION_BATCH = 500  # images; without gradients, a larger batch saves time and costs little memory
+# Images of an evaluation's batches, if not as many are trained at once: without gradients, a larger batch saves time. On a
+# CPU it is at most twice as many as are trained, or the evaluation would set its peak memory, which is of all that it did.
+EVALUATION_BATCH, FEWEST = 500, 8
 
 
 class AugmentedImages(Dataset):
@@ -201,5 +203,10 @@ def make_loaders(
             generator=torch.Generator(),  # so that it does not draw from the global one, which training uses
         )
     test = image_set.test_images[sampler.rank :: ranks], image_set.test_labels[sampler.rank :: ranks]
-    batches = -(-len(image_set.test_labels) // (ranks * max(batch_size, EVALUATION_BATCH)))
-    return train_loader, ResidentLoader(test, image_set, -(-len(test[1]) // batches), device)
+    least, rest = divmod(len(image_set.test_labels), ranks)
+    trained = max(1, batch_size // config.accumulate)  # at once
+    most = EVALUATION_BATCH if device.type == "cuda" else max(FEWEST, 2 * trained)
+    tested = max(trained, min(EVALUATION_BATCH, most))
+    while rest and least % tested == 0:
+        tested += 1  # or the ranks with one image more would have one batch more
+    return train_loader, ResidentLoader(test, image_set, tested, device)

@@ -15,7 +15,7 @@ from common.data.loaders import end_workers_of
 from common.engine.checkpoint import Checkpoints, content_of, describe_position
 from common.engine.compiled import replace_network
 from common.engine.loop import fit, is_finite, reached, steps_of
-from common.engine.memory import memory_parts, peak_memory, with_memory_limit
+from common.engine.memory import PeakMemory, memory_parts, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
@@ -121,34 +121,27 @@ class _Run:
     def announce(self):
         batch = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (batch, *self.image_set.image_shape), self.config)
-        self._reset_peaks()  # exclude everything before training
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.verbose:
             self.say(describe_start(self.result))
         self.write(**UNFINISHED)
 
-    def _reset_peaks(self):
-        for device in self.checkpoints.gpus:
-            torch.cuda.reset_peak_memory_stats(device)
-
     def train(self, partial_epoch):
         turns = Turns(self.place.rank, self.place.ranks)
-        progress = Progress(self.config.epochs, self.steps, self.say)
+        peaks, progress = PeakMemory(self.place.devices), Progress(self.config.epochs, self.steps, self.say)
         after_step = progress.after_step if self.verbose else None
         first, gpus = len(self.result.epochs) + 1, self.checkpoints.gpus
 
         def before_epoch(epoch):
             if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first and gpus:
                 turns.add(warm_clocks(gpus))
-            if epoch == first + 1:
-                self._reset_peaks()  # in the first epoch, cuDNN tries algorithms with larger workspaces
+            peaks.reset()
             progress.begin(epoch, partial_epoch.steps if partial_epoch and epoch == first else 0)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
-        records, evaluations = fit(
-            *training, self.result.epochs, self._after_epoch, partial_epoch, before_epoch, after_step, self._end
-        )
-        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
+        called = before_epoch, after_step, self._end, peaks.keep
+        records, evaluations = fit(*training, self.result.epochs, self._after_epoch, partial_epoch, *called)
+        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate, peaks)
         if self.cores.fewest < self.cores.all:
             threads = f"{self.cores.fewest} of {self.cores.all} threads"
             self.add_reason(f"it had {threads} while other programs used its cores")
@@ -260,14 +253,14 @@ def _describe_scaling(config):
     return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
 
 
-def _after(context, optimizer, image_set, evaluations, turns, batches):
+def _after(context, optimizer, image_set, evaluations, turns, batches, peaks):
     """Return the fields of RunResult that are known after training, except epochs, status and reason."""
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    devices = context.place.devices
-    own = [(*peak_memory(device), memory_parts(context.network, optimizer, device)) for device in devices]
+    devices = zip(context.place.devices, peaks.largest(), strict=True)
+    own = [(*peak, memory_parts(context.network, optimizer, device)) for device, peak in devices]
     memory = [of_device for of_rank in context.place.gather(own) for of_device in of_rank]
     peaks, reserved, parts = zip(*memory, strict=True)
     return {
