@@ -19,7 +19,7 @@ from common.engine.memory import PeakMemory, memory_parts, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
-from common.engine.step import accumulate_gradients
+from common.engine.step import accumulate_gradients, refuse_single_images
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
@@ -69,6 +69,7 @@ class _Run:
     """A run and its result so far. All ranks call each method together; only rank 0 prints and writes."""
 
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
+        refuse_single_images(context, config, options)
         self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
         self.image_set, self.config = image_set, config
         if config.memory_limit:
@@ -114,8 +115,9 @@ class _Run:
         if self.context.sampler.num_replicas == 1:
             return
         self.context.model.train()
-        images = torch.zeros(2, *self.image_set.image_shape)
-        self.train_step(images, torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
+        labels = torch.zeros(2 * self.config.accumulate, dtype=torch.int64)  # BatchNorm may need two per part
+        images = torch.zeros(len(labels), *self.image_set.image_shape)
+        self.train_step(images, labels, lambda *_, **__: None)
         self.optimizer.zero_grad()
 
     def announce(self):
@@ -221,7 +223,7 @@ def _before(context, config, options, content):
     return RunResult(
         method=context.method,
         status="ok",
-        reason=_join_notes(context.note, _describe_mixed(names), _describe_scaling(config)),
+        reason=_join_notes(context.note, _describe_mixed(names), _describe_batch(context, config)),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
@@ -246,11 +248,13 @@ def _describe_mixed(devices):
     return f"its devices differ ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
-def _describe_scaling(config):
-    """Return a note if --lr-scaling changed the learning rate."""
-    if config.lr_factor == 1:
-        return ""
-    return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
+def _describe_batch(context, config):
+    """Return a note if --batch-size is more than all images, or if --lr-scaling changed the learning rate."""
+    images = len(context.sampler) * context.sampler.num_replicas
+    few = f"its only batch has {images} images, fewer than --batch-size" if images < config.batch_size else ""
+    rate = config.highest_lr
+    scaled = f"learning rate up to {rate:.4g}, {rate / config.lr:.3g} times --lr, for its batch"
+    return _join_notes(few, scaled if config.lr_factor != 1 else "")
 
 
 def _after(context, optimizer, image_set, evaluations, turns, batches, peaks):
