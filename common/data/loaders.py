@@ -133,9 +133,12 @@ class ResidentLoader:
 
 def check_enough_images(image_set: ImageSet, ranks: int) -> None:
     """Raise SuiteError (USAGE) if there are fewer training or test images than ranks."""
-    if (fewest := min(len(image_set.train_labels), len(image_set.test_labels))) < ranks:
-        what, found = "every rank needs a training image and a test image", f"{fewest} images for {ranks} ranks"
-        raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
+    train, test = len(image_set.train_labels), len(image_set.test_labels)
+    if min(train, test) < ranks:
+        what = "every rank needs a training image and a test image"
+        found = f"{train} training and {test} test images for {ranks} ranks"
+        advice = "start fewer ranks" if test < ranks else "give a larger --train-size, or start fewer ranks"
+        raise SuiteError(what, found, advice, USAGE)
 
 
 @contextlib.contextmanager

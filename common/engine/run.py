@@ -146,7 +146,7 @@ class _Run:
         found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate, peaks)
         if self.cores.fewest < self.cores.all:
             threads = f"{self.cores.fewest} of {self.cores.all} threads"
-            self.add_reason(f"it had {threads} while other programs used its cores")
+            self.add_reason(f"it had {threads} while other processes used its cores")
         self.result = replace(self.result, epochs=tuple(records), **found, **_failure(records, self.config))
 
     def _after_epoch(self, records):
