@@ -179,6 +179,28 @@ def test_a_broken_network_gives_one_line(text, message, tmp_path):
     assert refused.value.exit_code == USAGE
 
 
+UNUSED = """from torch import nn
+
+
+class Unused(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.other = nn.Linear(3, 3)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), Unused(784, classes))
+"""
+
+
+@pytest.mark.slow
+def test_ddp_names_the_remedy_for_a_weight_without_gradient(project, tmp_path):
+    (tmp_path / "net.py").write_text(UNUSED)
+    done = project("ddp_train.py --spawn 2 --no-curves --model", f"{tmp_path / 'net.py'}:build")
+    assert done.returncode == 1
+    assert "a weight takes no part in the loss; remove it from the network, or give it requires_grad" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
     (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
