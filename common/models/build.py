@@ -210,6 +210,8 @@ def _check_logits(network, name, image_shape, classes):
             advice = "let its last layer have one output for each class"
             if not shape:
                 advice = "return the logits alone, in training too"
+            if name.startswith("torchvision:"):
+                advice = "choose another, e.g. torchvision:resnet50"
             raise SuiteError(what, f"two images gave {shape or type(logits).__name__}", advice, USAGE)
 
 

@@ -222,6 +222,14 @@ def test_torchvision_networks_that_cannot_be_used(name, message):
         build_network(f"torchvision:{name}", (1, 28, 28), 0)
 
 
+def test_another_network_is_advised_for_one_of_torchvision_with_two_outputs(monkeypatch):
+    two = torch.nn.Module()
+    two.forward = lambda images: (images, images)  # as googlenet in training
+    monkeypatch.setattr("common.models.build._of_torchvision", lambda *_: two)
+    with pytest.raises(SuiteError, match="two images gave tuple; choose another, e.g. torchvision:resnet50"):
+        build_network("torchvision:googlenet", (3, 32, 32), 0)
+
+
 # ---- Image folders
 
 
