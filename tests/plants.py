@@ -156,16 +156,17 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
         "buffers are not shared": ("place.share_buffers(context.network)", "pass", "buffers")
     },
     ("common/engine/memory.py", TIMES): {
-        "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()", "peaks")
-    },
-    ("common/engine/run.py", TIMES): {
-        "a part's overhead for a step's": ("timers.milliseconds(batches)", "timers.milliseconds()", "whole_step"),
+        "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()", "peaks"),
+        "an evaluation counts as training": ("if not (self.gpus and self.epochs):", "if True:", "peaks"),
         "peaks are not reset": ("torch.cuda.reset_peak_memory_stats(device)", "pass", "peaks"),
         "one device's peak is reset": (
             "torch.cuda.reset_peak_memory_stats(device)",
             "torch.cuda.reset_peak_memory_stats()",
             "peaks",
         ),
+    },
+    ("common/engine/run.py", TIMES): {
+        "a part's overhead for a step's": ("timers.milliseconds(batches)", "timers.milliseconds()", "whole_step")
     },
     ("common/engine/checkpoint.py", PRETENDED): {
         "every GPU's random numbers are the first one's": (

@@ -24,7 +24,9 @@ from common.settings.totals import per_process, total_workers
 # The default in a spawned rank is spawn: a worker would import torch for seconds, and only then end with its rank.
 FORK = "fork" if sys.platform == "linux" else None
 NICE = 10  # added to a worker's niceness
-EVALUATION_BATCH = 500  # images; without gradients, a larger batch saves time and costs little memory
+# Images of an evaluation's batches, if not as many are trained at once: without gradients, a larger batch saves time. On a
+# CPU it is at most twice as many as are trained, or the evaluation would set its peak memory, which is of all that it did.
+EVALUATION_BATCH, FEWEST = 500, 8
 
 
 class AugmentedImages(Dataset):
@@ -131,9 +133,12 @@ class ResidentLoader:
 
 def check_enough_images(image_set: ImageSet, ranks: int) -> None:
     """Raise SuiteError (USAGE) if there are fewer training or test images than ranks."""
-    if (fewest := min(len(image_set.train_labels), len(image_set.test_labels))) < ranks:
-        what, found = "every rank needs a training image and a test image", f"{fewest} images for {ranks} ranks"
-        raise SuiteError(what, found, "give a larger --train-size, or start fewer ranks", USAGE)
+    train, test = len(image_set.train_labels), len(image_set.test_labels)
+    if min(train, test) < ranks:
+        what = "every rank needs a training image and a test image"
+        found = f"{train} training and {test} test images for {ranks} ranks"
+        advice = "start fewer ranks" if test < ranks else "give a larger --train-size, or start fewer ranks"
+        raise SuiteError(what, found, advice, USAGE)
 
 
 @contextlib.contextmanager
@@ -201,5 +206,10 @@ def make_loaders(
             generator=torch.Generator(),  # so that it does not draw from the global one, which training uses
         )
     test = image_set.test_images[sampler.rank :: ranks], image_set.test_labels[sampler.rank :: ranks]
-    batches = -(-len(image_set.test_labels) // (ranks * max(batch_size, EVALUATION_BATCH)))
-    return train_loader, ResidentLoader(test, image_set, -(-len(test[1]) // batches), device)
+    least, rest = divmod(len(image_set.test_labels), ranks)
+    trained = max(1, batch_size // config.accumulate)  # at once
+    most = EVALUATION_BATCH if device.type == "cuda" else max(FEWEST, 2 * trained)
+    tested = max(trained, min(EVALUATION_BATCH, most))
+    while rest and least % tested == 0:
+        tested += 1  # or the ranks with one image more would have one batch more
+    return train_loader, ResidentLoader(test, image_set, tested, device)

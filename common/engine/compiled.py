@@ -22,7 +22,8 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
         raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
     rewritten = config.compile or config.cuda_graph
     if (config.recompute and rewritten) or (config.accumulate > 1 and config.cuda_graph):
-        what = f"--{'recompute' if config.recompute else 'accumulate'} does not go with --compile or --cuda-graph"
+        own, other = "recompute" if config.recompute else "accumulate", "compile" if config.compile else "cuda-graph"
+        what = f"--{own} does not go with --{other}"
         raise SuiteError(what, "found both", "leave one out", USAGE)
     if config.compile:
         _compile(context)

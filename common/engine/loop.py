@@ -132,6 +132,7 @@ def fit(
     before_epoch: Callable[[int], None] = lambda epoch: None,
     after_step: Callable[[], None] | None = None,
     on_signal=None,
+    after_training: Callable[[], None] = lambda: None,
 ) -> tuple[list[EpochRecord], list[Evaluation]]:
     """Train and evaluate up to `config.epochs` epochs; return all epoch records and the last Evaluations.
 
@@ -139,7 +140,7 @@ def fit(
     earlier: the finished epochs of a resumed training; partial_epoch: this rank's part of the next one.
     before_epoch(epoch): called when all ranks have arrived. on_signal(number, trainings): called on all ranks after
     the same step if any of them received the signal; trainings: all ranks' parts of an unfinished epoch. It must not
-    return.
+    return. after_training(): called before each evaluation.
     """
     train_loader, test_loader = loaders
     place, records, evaluations = context.place, [*earlier], None
@@ -163,6 +164,7 @@ def fit(
                 context, train_step, optimizer, schedule, train_loader, config, partial_epoch, after_step, timer
             )
             trainings, partial_epoch = gather_or_end(training), None
+            after_training()
             if context.sampler.num_replicas > 1:  # BatchNorm's statistics differ by rank, but all must test one model
                 place.share_buffers(context.network)
             evaluations = place.gather(evaluate(context, test_loader))

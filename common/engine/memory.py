@@ -1,6 +1,7 @@
 """The memory of a training: its limit, its peak, and its parts."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -27,6 +28,33 @@ def peak_memory(device: torch.device) -> tuple[int, int]:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
     return peak_resident_bytes(), 0
+
+
+class PeakMemory:
+    """The peak memory of each device of this process, as RunResult defines it: on GPUs, without evaluations."""
+
+    def __init__(self, devices: Sequence[torch.device]):
+        self.devices, self.gpus = devices, [device for device in devices if device.type == "cuda"]
+        self.epochs: list[list[tuple[int, int]]] = []  # of each GPU, its peak_memory() in training
+
+    def reset(self) -> None:
+        """Begin the training of an epoch."""
+        for device in self.gpus:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def keep(self) -> None:
+        """End the training of an epoch."""
+        self.epochs.append([peak_memory(device) for device in self.gpus])
+
+    def largest(self) -> list[tuple[int, int]]:
+        """Return each device's peak_memory(): the largest of all epochs but the first, if there are others.
+
+        In the first epoch, cuDNN tries algorithms with larger workspaces. A CPU has one peak, of all that it did.
+        """
+        if not (self.gpus and self.epochs):
+            return [peak_memory(device) for device in self.devices]
+        of_devices = zip(*(self.epochs[1:] or self.epochs), strict=True)
+        return [(max(peaks), max(reserved)) for peaks, reserved in (zip(*each, strict=True) for each in of_devices)]
 
 
 def memory_parts(model: nn.Module, optimizer, device: torch.device) -> dict[str, int]:

@@ -15,11 +15,11 @@ from common.data.loaders import end_workers_of
 from common.engine.checkpoint import Checkpoints, content_of, describe_position
 from common.engine.compiled import replace_network
 from common.engine.loop import fit, is_finite, reached, steps_of
-from common.engine.memory import memory_parts, peak_memory, with_memory_limit
+from common.engine.memory import PeakMemory, memory_parts, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
-from common.engine.step import accumulate_gradients
+from common.engine.step import accumulate_gradients, refuse_single_images
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
@@ -69,6 +69,7 @@ class _Run:
     """A run and its result so far. All ranks call each method together; only rank 0 prints and writes."""
 
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
+        refuse_single_images(context, config, options)
         self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
         self.image_set, self.config = image_set, config
         if config.memory_limit:
@@ -114,44 +115,38 @@ class _Run:
         if self.context.sampler.num_replicas == 1:
             return
         self.context.model.train()
-        images = torch.zeros(2, *self.image_set.image_shape)
-        self.train_step(images, torch.zeros(2, dtype=torch.int64), lambda *_, **__: None)
+        labels = torch.zeros(2 * self.config.accumulate, dtype=torch.int64)  # BatchNorm may need two per part
+        images = torch.zeros(len(labels), *self.image_set.image_shape)
+        self.train_step(images, labels, lambda *_, **__: None)
         self.optimizer.zero_grad()
 
     def announce(self):
         batch = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (batch, *self.image_set.image_shape), self.config)
-        self._reset_peaks()  # exclude everything before training
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.verbose:
             self.say(describe_start(self.result))
         self.write(**UNFINISHED)
 
-    def _reset_peaks(self):
-        for device in self.checkpoints.gpus:
-            torch.cuda.reset_peak_memory_stats(device)
-
     def train(self, partial_epoch):
         turns = Turns(self.place.rank, self.place.ranks)
-        progress = Progress(self.config.epochs, self.steps, self.say)
+        peaks, progress = PeakMemory(self.place.devices), Progress(self.config.epochs, self.steps, self.say)
         after_step = progress.after_step if self.verbose else None
         first, gpus = len(self.result.epochs) + 1, self.checkpoints.gpus
 
         def before_epoch(epoch):
             if turns.wait(free_memory(self.place.device) if gpus else None) and epoch > first and gpus:
                 turns.add(warm_clocks(gpus))
-            if epoch == first + 1:
-                self._reset_peaks()  # in the first epoch, cuDNN tries algorithms with larger workspaces
+            peaks.reset()
             progress.begin(epoch, partial_epoch.steps if partial_epoch and epoch == first else 0)
 
         training = (self.context, self.train_step, self.optimizer, self.schedule, self.loaders, self.config)
-        records, evaluations = fit(
-            *training, self.result.epochs, self._after_epoch, partial_epoch, before_epoch, after_step, self._end
-        )
-        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate)
+        called = before_epoch, after_step, self._end, peaks.keep
+        records, evaluations = fit(*training, self.result.epochs, self._after_epoch, partial_epoch, *called)
+        found = _after(self.context, self.optimizer, self.image_set, evaluations, turns, self.config.accumulate, peaks)
         if self.cores.fewest < self.cores.all:
             threads = f"{self.cores.fewest} of {self.cores.all} threads"
-            self.add_reason(f"it had {threads} while other programs used its cores")
+            self.add_reason(f"it had {threads} while other processes used its cores")
         self.result = replace(self.result, epochs=tuple(records), **found, **_failure(records, self.config))
 
     def _after_epoch(self, records):
@@ -228,7 +223,7 @@ def _before(context, config, options, content):
     return RunResult(
         method=context.method,
         status="ok",
-        reason=_join_notes(context.note, _describe_mixed(names), _describe_scaling(config)),
+        reason=_join_notes(context.note, _describe_mixed(names), _describe_batch(context, config)),
         simulated=context.simulated,
         command=command_line(),
         config={**asdict(config), "num_workers": workers, **vars(options)},
@@ -253,21 +248,23 @@ def _describe_mixed(devices):
     return f"its devices differ ({', '.join(kinds)}), and the slowest decides" if len(kinds) > 1 else ""
 
 
-def _describe_scaling(config):
-    """Return a note if --lr-scaling changed the learning rate."""
-    if config.lr_factor == 1:
-        return ""
-    return f"learning rate up to {config.highest_lr:.4g}, {config.lr_factor:.3g} times --lr, for its batch"
+def _describe_batch(context, config):
+    """Return a note if --batch-size is more than all images, or if --lr-scaling changed the learning rate."""
+    images = len(context.sampler) * context.sampler.num_replicas
+    few = f"its only batch has {images} images, fewer than --batch-size" if images < config.batch_size else ""
+    rate = config.highest_lr
+    scaled = f"learning rate up to {rate:.4g}, {rate / config.lr:.3g} times --lr, for its batch"
+    return _join_notes(few, scaled if config.lr_factor != 1 else "")
 
 
-def _after(context, optimizer, image_set, evaluations, turns, batches):
+def _after(context, optimizer, image_set, evaluations, turns, batches, peaks):
     """Return the fields of RunResult that are known after training, except epochs, status and reason."""
     correct = torch.tensor([part.correct for part in evaluations]).sum(0)  # (classes,)
     counts = torch.tensor([part.counts for part in evaluations]).sum(0)  # (classes,)
     if counts.sum() != len(image_set.test_labels):
         raise RuntimeError(f"{counts.sum()} of {len(image_set.test_labels)} test images were evaluated")
-    devices = context.place.devices
-    own = [(*peak_memory(device), memory_parts(context.network, optimizer, device)) for device in devices]
+    devices = zip(context.place.devices, peaks.largest(), strict=True)
+    own = [(*peak, memory_parts(context.network, optimizer, device)) for device, peak in devices]
     memory = [of_device for of_rank in context.place.gather(own) for of_device in of_rank]
     peaks, reserved, parts = zip(*memory, strict=True)
     return {

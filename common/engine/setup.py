@@ -119,7 +119,7 @@ class SharedCores:
     def _set_threads(self, threads):
         torch.set_num_threads(threads)
         self.now, self.fewest, self.idle_looks = threads, min(threads, self.fewest), 0
-        self.say(f"Threads:       {threads} of {self.all}, as other programs use cores too (--threads N keeps N)")
+        self.say(f"Threads:       {threads} of {self.all}, as other processes use cores too (--threads N keeps N)")
 
     def _read(self):
         """Return the time, the total waiting time of this process's threads, and the total idle time of its cores."""

@@ -75,6 +75,7 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
     """
     same_images = len({part.data_rank for part in trainings}) < len(trainings)
     waits = waits_of([() if same_images else part.series for part in trainings])
+    uneven = any(part.samples % max(1, part.steps) for part in trainings)  # the last batch is smaller, on all ranks
     ranks = tuple(
         RankTimes(
             train_seconds=part.seconds,
@@ -82,8 +83,7 @@ def merge(epoch: int, trainings: list[Training], evaluations: list[Evaluation]) 
             cpu_seconds=part.cpu_seconds,
             queue_seconds=part.queue_seconds,
             waits=rank_waits,
-            # an epoch's last batch may be smaller
-            long_steps=long_steps_of(part.series[:-1] if part.samples % max(1, part.steps) else part.series),
+            long_steps=long_steps_of(part.series[:-1] if uneven else part.series),
             throttled_seconds=part.throttled_seconds,
         )
         for part, rank_waits in zip(trainings, waits, strict=True)

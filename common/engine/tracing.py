@@ -1,6 +1,7 @@
 """Traces of a few steps after training, by torch.profiler, of all ranks on one clock."""
 
 import gzip
+import itertools
 import json
 import os
 import time
@@ -28,6 +29,19 @@ class RankTrace:
     events: list[dict]
 
 
+class _Again:
+    """A loader that begins again until it has given `length` batches."""
+
+    def __init__(self, loader, length):
+        self.loader, self.length = loader, length
+
+    def __len__(self):
+        return self.length
+
+    def __iter__(self):
+        return itertools.chain.from_iterable(itertools.repeat(self.loader))
+
+
 def trace_steps(context: ParallelContext, train_step, optimizer, loader, config: RunConfig) -> list[RankTrace]:
     """Train a warm-up step and `config.profile` more; return the traces of all ranks. All ranks call it."""
     from torch.profiler import profile
@@ -36,6 +50,7 @@ def trace_steps(context: ParallelContext, train_step, optimizer, loader, config:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler prints that it finds no GPU
     timer = PhaseTimer(context.place.devices)
     config = replace(config, max_steps=(config.profile or 0) + WARM_UP)
+    loader = _Again(loader, config.max_steps)
     constant_lr = SimpleNamespace(step=lambda: None)  # the schedule has no steps left
     with profile() as profiler:
         train_one_epoch(context, train_step, optimizer, constant_lr, loader, config, timer=timer)

@@ -150,6 +150,9 @@ def explained(error: Exception) -> SuiteError:
         if "AF_UNIX" in message:
             advice = "let TMPDIR name a directory of at most 75 characters"
         return SuiteError("a loader worker died", found, f"{advice}, or type --num-workers 0", FAILED)
+    if "finished reduction in the prior iteration" in message:  # of DistributedDataParallel
+        what, found = "the ranks wait for a gradient that never comes", "a weight takes no part in the loss"
+        return SuiteError(what, found, "remove it from the network, or give it requires_grad=False", FAILED)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     found = str(error) or "no message"

@@ -16,9 +16,10 @@ from common.words import count
 
 
 def refuse_small_batch(config, options) -> None:
-    """Raise SuiteError (USAGE) if --micro-batches exceeds --batch-size."""
-    if options.micro_batches > config.batch_size:
+    """Raise SuiteError (USAGE) if a batch, or a part of it with --accumulate, has fewer images than --micro-batches."""
+    if options.micro_batches > max(1, config.batch_size // config.accumulate):
         found = f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}"
+        found += f", --accumulate {config.accumulate}" * (config.accumulate > 1)
         raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
@@ -39,12 +40,15 @@ def measure_parts(model: nn.Sequential, images: torch.Tensor) -> dict[int, float
 @torch.no_grad()
 def _find_firsts(model, images):
     """Return the indices of the blocks that get one tensor, and before which no weight is in use that is used again."""
-    features, firsts = torch.zeros(2, *images.shape[1:], device=images.device), []
+    dtype, firsts = torch.float64 if getattr(model, "precision", "") == "fp64" else None, []
+    features = torch.zeros(2, *images.shape[1:], dtype=dtype, device=images.device)
     for index in range(len(model)):
         shared = {*model[:index].parameters()} & {*model[index:].parameters()}
         if isinstance(features, torch.Tensor) and not shared:
             firsts.append(index)
-        features = copy.deepcopy(model[index : index + 1]).to(images.device).eval()(features)
+        part = copy.deepcopy(model[index : index + 1]).to(images.device).eval()
+        part.precision = "fp32"  # the others convert tensors, and would fail with anything else
+        features = part(features)
     return firsts
 
 

@@ -180,6 +180,9 @@ class RunConfig:
     @property
     def highest_lr(self) -> float:
         """The learning rate at the schedule's highest point."""
+        if self.schedule == "linear" and (rise := self.lr_factor - 1) > 0:  # it falls while the warm-up raises it
+            epoch = min(max((self.epochs - 1 / rise) / 2, 0.0), 1.0)
+            return self.lr * (1 + rise * epoch) * (1 - epoch / self.epochs)
         return self.lr * self.lr_factor
 
 

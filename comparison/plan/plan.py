@@ -111,8 +111,8 @@ def _contradiction(kind, choice, devices, stages):
     except SuiteError as refusal:
         return refusal
     found = f"--micro-batches {micro_batches}"
-    if "micro_batches" in kind.uses and micro_batches > batch:
-        found = f"{found}, --batch-size {batch}"
+    if "micro_batches" in kind.uses and micro_batches > max(1, batch // choice["accumulate"]):
+        found += f", --batch-size {batch}" + f", --accumulate {choice['accumulate']}" * (choice["accumulate"] > 1)
         return SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
     if kind.one_each and micro_batches < stages:
         found = f"{found}, {stages} stages"

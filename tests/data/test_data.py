@@ -17,7 +17,7 @@ from common.data import image_set as data
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.fitting import default_loader
 from common.data.image_set import PARTS, load_image_set
-from common.data.loaders import EVALUATION_BATCH
+from common.data.loaders import EVALUATION_BATCH, FEWEST
 from common.errors import MACHINE, USAGE, SuiteError
 from common.settings.config import LOADERS
 from common.settings.datasets import DATASETS
@@ -65,14 +65,24 @@ def test_workers_load_no_images_beyond_max_steps():
     assert len(make_loaders(make_image_set(60), config, CPU)[0]) == 2
 
 
-@pytest.mark.parametrize("images, ranks", [(59, 1), (59, 3), (1001, 2), (2000, 3)])
+@pytest.mark.parametrize("images, ranks", [(59, 1), (59, 3), (1001, 2), (2000, 3), (145, 2)])
 def test_every_test_image_is_evaluated_once_in_equally_many_batches_on_every_rank(images, ranks):
-    # With 501 and 500 images, ranks would have two batches and one, and those that communicate in each would hang.
+    # With 73 and 72 images in batches of 8, ranks would have ten and nine; those that communicate in each would hang.
     image_set, config = make_image_set(images), make_config(batch_size=12)
     seen = [indices(make_loaders(image_set, config, CPU, rank, ranks)[1]) for rank in range(ranks)]
     assert len({len(rank) for rank in seen}) == 1
-    assert max(len(batch) for rank in seen for batch in rank) <= EVALUATION_BATCH
+    largest = max(len(batch) for rank in seen for batch in rank)
+    assert 0 <= largest - max(24 // ranks, FEWEST) <= 2
     assert sorted(sum(sum(seen, []), [])) == sorted(number % 256 for number in range(images))
+
+
+def test_an_evaluation_takes_no_more_memory_of_a_cpu_than_a_step():
+    def largest(**values):
+        _, test_loader = make_loaders(make_image_set(1300), make_config(**{"batch_size": 96, **values}))
+        return max(len(images) for images, _ in test_loader)
+
+    assert (largest(), largest(accumulate=4), largest(accumulate=96)) == (192, 48, FEWEST)
+    assert (largest(batch_size=400), largest(batch_size=640)) == (EVALUATION_BATCH, 640)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,25 @@
 """Options for large batches: gradient accumulation and recomputed activations."""
 
 import contextlib
+from argparse import Namespace
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.data import DistributedSampler
 
-from common.engine.step import accumulate_gradients
+from common.engine.run import _describe_batch, _Run
+from common.engine.step import accumulate_gradients, refuse_single_images
+from common.errors import SuiteError
 from common.models.build import build_model, build_network
 from common.models.networks import BUILDERS
 from tests.fixtures import make_config
-from tests.trainings import make_image_set
+from tests.trainings import make_context, make_image_set, make_step
 
 
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
@@ -100,3 +106,57 @@ def test_slices_of_a_network_recompute_and_evaluation_does_not():
     network.eval()
     with torch.no_grad():
         assert network(torch.zeros(2, 1, 28, 28)).grad_fn is None
+
+
+@pytest.mark.parametrize(
+    "images, ranks, values, micro_batches, replicas, words",
+    [
+        (129, 1, {}, 1, 1, "an epoch's last batch has 1 image per process, .*; type --train-size 128, which leaves"),
+        (131, 2, {}, 1, 1, "an epoch's last batch has 1 image per process, .*; type --train-size 128, which leaves"),
+        (131, 1, {"accumulate": 2}, 1, 1, "last batch has 3 images per process, .*; type --train-size 128, which"),
+        (131, 1, {}, 1, 2, "an epoch's last batch has 3 images per process, .*; type --train-size 128, which leaves"),
+        (
+            128,
+            1,
+            {"batch_size": 16, "accumulate": 4},
+            4,
+            1,
+            "every batch has 16 images .* a larger --batch-size, or few",
+        ),
+        (3, 1, {}, 2, 1, "an epoch's last batch has 3 images per process, .*; give a larger --train-size, or fewer"),
+        (129, 2, {}, 1, 1, ""),
+        (129, 1, {"max_steps": 2}, 1, 1, ""),
+        (130, 1, {}, 1, 1, ""),
+        (129, 1, {"eval_mode": True}, 1, 1, ""),
+    ],
+)
+def test_an_image_alone_is_refused_where_batchnorm_would_fail(images, ranks, values, micro_batches, replicas, words):
+    network, whole = (build_network("vgg", (3, size, size), 0) for size in (8, 16))
+    assert (network.fewest, whole.fewest) == (2, 1)  # its last maps have 1 x 1 and 2 x 2 values
+    config, sampler = (
+        make_config(**{"batch_size": 64, **values}),
+        DistributedSampler(range(images), ranks, 0, drop_last=True),
+    )
+    context = make_context(network, sampler=sampler, replicas=replicas)
+    options = Namespace(micro_batches=micro_batches)
+    refuse_single_images(replace(context, network=whole), config, options)
+    if ranks > 1:
+        refuse_single_images(context, config, Namespace(micro_batches=micro_batches, sync_batchnorm=True))
+    with pytest.raises(SuiteError, match=words) if words else contextlib.nullcontext():
+        refuse_single_images(context, config, options)
+
+
+def test_the_discarded_step_before_resuming_leaves_no_image_alone():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
+    config, sampler = make_config(accumulate=3), DistributedSampler(range(4), 2, 0)
+    context, optimizer = make_context(network, sampler=sampler), torch.optim.SGD(network.parameters(), 0.1)
+    step = accumulate_gradients(make_step(network, config), network, 3)
+    fields = {"context": context, "train_step": step, "optimizer": optimizer, "config": config}
+    _Run._settle(SimpleNamespace(**fields, image_set=make_image_set()))
+
+
+def test_a_batch_larger_than_the_data_set_is_told():
+    sampler = DistributedSampler(range(50), 4, 0, drop_last=True)
+    context = make_context(nn.Linear(1, 1), sampler=sampler)
+    assert _describe_batch(context, make_config()) == "its only batch has 48 images, fewer than --batch-size"
+    assert _describe_batch(context, make_config(batch_size=48)) == ""

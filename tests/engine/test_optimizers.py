@@ -9,7 +9,7 @@ from torch import nn
 
 from common.engine.optimizer import MOMENTUM, TURN, nearest_orthogonal
 from common.engine.step import build_optimizer
-from common.settings.schedules import build_schedule, length_of
+from common.settings.schedules import SCHEDULES, build_schedule, length_of
 from tests.fixtures import make_config
 
 
@@ -70,6 +70,14 @@ def test_the_learning_rate_falls_at_the_milestones(flags, milestones, parsed):
 def test_the_scaled_learning_rate_warms_up_for_an_epoch(values, expected):
     config = make_config(**{"epochs": 4, "lr": 0.01, "lr_milestones": (3,), **values})
     assert rates(config, 2) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("epochs, batch_size", [(1, 256), (1, 1024), (4, 160), (4, 512), (4, 64)])
+def test_the_highest_learning_rate_is_one_that_is_reached(epochs, batch_size, schedule):
+    values = {"epochs": epochs, "batch_size": batch_size, "schedule": schedule, "lr": 0.01, "lr_scaling": "linear"}
+    config = make_config(**values)
+    assert max(rates(config, 200)) == pytest.approx(config.highest_lr, rel=0.01)
 
 
 @pytest.mark.parametrize("schedule, steps", [("linear", 12), ("one-cycle", 12), ("steps", None)])

@@ -8,8 +8,9 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import torch
 
-from common.engine.tracing import RankTrace, lane_of, phase_event, spans_of, write_trace
+from common.engine.tracing import RankTrace, lane_of, phase_event, spans_of, trace_steps, write_trace
 from common.files.plots import draw_timeline, new_figure
 from common.files.results import Span
 from compare_parallel import output_to
@@ -19,9 +20,9 @@ from comparison.results_file import read_results
 from comparison.run import session
 from comparison.show.detail_tables import rank_table
 from comparison.show.plots import draw_timelines, waiting_finding
-from tests.fixtures import learned
+from tests.fixtures import learned, make_config
 from tests.reports import configuration, ddp, halves, rank, report_of, runs, single
-from tests.trainings import assert_same
+from tests.trainings import assert_same, make_context, make_step
 
 SPANS = (
     Span(0, "step", "forward", 0.0, 2.0),
@@ -194,3 +195,10 @@ def test_the_rank_table_shows_the_hidden_share():
     table = rank_table(analyse(replace(report, timelines={name: SPANS})), "plain").splitlines()
     assert "Exchange hidden" in table[0]
     assert [re.split("  +", line)[5] for line in table[1:] if line.startswith("DDP")] == ["–", "100%"]
+
+
+def test_an_epoch_shorter_than_the_trace_begins_again():
+    model, config = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)), make_config(profile=4)
+    optimizer, batches = torch.optim.SGD(model.parameters(), 0.1), [(torch.ones(2, 1, 2, 2), torch.tensor([0, 1]))] * 2
+    traces = trace_steps(make_context(model), make_step(model, config), optimizer, batches, config)
+    assert [span.name for span in spans_of(traces)].count("update") == 4

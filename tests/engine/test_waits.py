@@ -1,6 +1,7 @@
 """Planted steps: which rank came last to the exchange and why, and which steps are long."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,8 @@ def test_a_short_last_step_makes_no_others_long():
     assert long_steps_of(jittered(longer=lambda step: -9.0 * (step == 59))) == {}
     uneven = Training(0, seconds=1.0, samples=60 * 128 + 20, steps=61, series=steps)
     assert merge(1, [uneven], []).ranks[0].long_steps == long_steps_of(steps[:-1])
+    stages = merge(1, [replace(uneven, samples=0), uneven], [])  # of a pipeline, of which the last has the loss
+    assert stages.ranks[0].long_steps == stages.ranks[1].long_steps
     assert long_steps_of(steps[:-1])["forward"].period == 20
 
 

@@ -40,6 +40,8 @@ FLAGS = [
     (DDP, "type torchrun --standalone --nproc_per_node=2 ddp_train.py"),
     (STAGES, "found neither torchrun, nor srun, nor --spawn"),
     ("model_parallel_train.py --micro-batches 49", "--micro-batches 49, --batch-size 48"),
+    ("model_parallel_train.py --micro-batches 4 --accumulate 16", "-batches 4, --batch-size 48, --accumulate 16; give"),
+    (f"{SINGLE} --model vgg --image-size 8 --train-size 49", "last batch has 1 image per process, and one would be"),
     ("model_parallel_train.py --split-at conv9", "found 'conv9'; choose from conv2, full1, full2, head"),
     (f"{DDP} --spawn 2 --no-sync --checkpoint file", "leave out --checkpoint"),
     (f"{DDP} --spawn 2 --zero --checkpoint file", "leave --zero out, or use fsdp_train.py"),

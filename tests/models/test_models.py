@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.engine.timing import SAMPLE_FIRST, block_seconds
 from common.errors import SuiteError
-from common.models.build import build_model, build_network, split_index
+from common.models.build import Network, build_model, build_network, split_index
 from common.models.cuts import balanced_cut, stage_starts
 from common.models.networks import BUILDERS
 from common.ranks.replicas import SimulatedDataParallel
@@ -96,8 +96,10 @@ class Join(nn.Linear):
         return super().forward(pair[0] + pair[1])
 
 
-def test_blocks_that_pass_a_tuple_belong_together():
-    model, images = nn.Sequential(nn.Linear(4, 4), Pair(), Join(4, 4), nn.Linear(4, 4)), torch.ones(1, 1, 1, 4)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+def test_blocks_that_pass_a_tuple_belong_together(precision):
+    model, images = Network(nn.Linear(4, 4), Pair(), Join(4, 4), nn.Linear(4, 4)), torch.ones(1, 1, 1, 4)
+    model.to(torch.float64 if precision == "fp64" else None).precision = precision
     assert list(measure_parts(model, images)) == [0, 1, 3]
     assert cut_model(model, 3, (), images) == [0, 1, 3, 4] == cut_model(model, 3, ("1", "3"), images)
     with pytest.raises(SuiteError, match="cannot make 4 stages; it has places to cut before 1, 3; let each"):

@@ -166,6 +166,7 @@ def test_invalid_combinations_are_skipped(typed, values, skipped):
     "typed, values, message",
     [
         ("single", {"nproc": [3, 5, 7]}, "105 would be the fewest"),
+        ("single pipeline", {"accumulate": 32}, "--micro-batches 4, --batch-size 64, --accumulate 32; give fewer"),
         ("ladder", {"num_workers": [1, 3]}, "--num-workers is a total and must divide.*found 1 for 2"),
         ("single", {"model": ["a/net.py:build", "b/net.py:build"]}, "two models have one name"),
         # their file names collide

@@ -179,6 +179,28 @@ def test_a_broken_network_gives_one_line(text, message, tmp_path):
     assert refused.value.exit_code == USAGE
 
 
+UNUSED = """from torch import nn
+
+
+class Unused(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.other = nn.Linear(3, 3)
+
+
+def build(shape, classes):
+    return nn.Sequential(nn.Flatten(), Unused(784, classes))
+"""
+
+
+@pytest.mark.slow
+def test_ddp_names_the_remedy_for_a_weight_without_gradient(project, tmp_path):
+    (tmp_path / "net.py").write_text(UNUSED)
+    done = project("ddp_train.py --spawn 2 --no-curves --model", f"{tmp_path / 'net.py'}:build")
+    assert done.returncode == 1
+    assert "a weight takes no part in the loss; remove it from the network, or give it requires_grad" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_root, tmp_path):
     (tmp_path / "net.py").write_text("def build(shape, classes): return 7")
@@ -198,6 +220,14 @@ def test_a_broken_model_ends_a_comparison_before_anything_starts(project, data_r
 def test_torchvision_networks_that_cannot_be_used(name, message):
     with pytest.raises(SuiteError, match=message):
         build_network(f"torchvision:{name}", (1, 28, 28), 0)
+
+
+def test_another_network_is_advised_for_one_of_torchvision_with_two_outputs(monkeypatch):
+    two = torch.nn.Module()
+    two.forward = lambda images: (images, images)  # as googlenet in training
+    monkeypatch.setattr("common.models.build._of_torchvision", lambda *_: two)
+    with pytest.raises(SuiteError, match="two images gave tuple; choose another, e.g. torchvision:resnet50"):
+        build_network("torchvision:googlenet", (3, 32, 32), 0)
 
 
 # ---- Image folders
@@ -256,7 +286,9 @@ def test_a_constant_channel_becomes_zero(loader, images, load):
 
 
 def test_fewer_test_images_than_ranks(load):
-    with pytest.raises(SuiteError, match="every rank needs a training image and a test image; 6 images for 8"):
+    with pytest.raises(
+        SuiteError, match="needs .* a test image; 12 training and 6 test images for 8 ranks; start fewer ranks$"
+    ):
         make_loaders(load(), make_config(batch_size=8), rank=7, world_size=8)
 
 
