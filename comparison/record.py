@@ -158,17 +158,18 @@ class Report:
 
     @property
     def first(self) -> Planned:
-        """The planned settings of the first row that can run, used by the probe and the projection.
+        """The planned settings of the first row of the suite that can run, used by the probe and the projection.
 
         Rows that have all cores come last: the time of a step depends on the threads.
         """
-        able = [row.planned for row in self.plan if not row.skip] or [self.plan[0].planned]
+        able = [row.planned for row in self.plan if not (row.skip or row.is_script or row.role)]
+        able = able or [self.plan[0].planned]
         return min(able, key=lambda planned: planned.threads)
 
     @property
     def device_threads(self) -> int:
         """CPU threads per device: the same in all rows except those that have all cores."""
-        return min(row.planned.threads for row in self.plan)
+        return self.first.threads
 
     @property
     def swept(self) -> list[str]:

@@ -10,6 +10,7 @@ from common.engine.place import ParallelContext
 from common.errors import FAILED, MACHINE, USAGE, SuiteError, is_out_of_memory
 from common.models.build import Network
 from common.settings.config import RunConfig
+from common.settings.contradictions import check_rewriting
 
 
 def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
@@ -18,12 +19,7 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
     batch_shape: (B, C, H, W) of the batches for which --cuda-graph records a step.
     Raises SuiteError (USAGE) if the method does not allow it, (MACHINE) if there is no compiler or no GPU.
     """
-    if config.compile and config.cuda_graph:
-        raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
-    rewritten = config.compile or config.cuda_graph
-    if (config.recompute and rewritten) or (config.accumulate > 1 and config.cuda_graph):
-        what = f"--{'recompute' if config.recompute else 'accumulate'} does not go with --compile or --cuda-graph"
-        raise SuiteError(what, "found both", "leave one out", USAGE)
+    check_rewriting(config)
     if config.compile:
         _compile(context)
     if config.cuda_graph:

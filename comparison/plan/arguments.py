@@ -30,15 +30,18 @@ def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags:
     return [*shared_flags, *type_flags({"loader": arguments.loader})]
 
 
-def warn_of_shared_cores(arguments: argparse.Namespace, machine: Machine) -> None:
-    """Print a warning if --nproc asks for more processes than a CPU has cores."""
-    processes = max(arguments.nproc or [0])
-    if not machine.gpus and processes > machine.cores:
-        shared = f"the processes share {count(machine.cores, 'core')}"
-        print(
-            f"warning: --nproc {processes}: {shared}, so their times do not show the speed of {processes} devices",
-            file=sys.stderr,
-        )
+def warn_of_shared_cores(plan: list[Configuration], machine: Machine) -> None:
+    """Print a warning about the row with most threads if a CPU has fewer cores."""
+    rows = []  # threads, processes, label
+    for row in (row for row in plan if row.method in METHODS and row.planned.device == "cpu" and not row.skip):
+        method, planned = METHODS[row.method], row.planned
+        processes = (planned.shares if method.divides else row.stages if method.staged else 1) // row.nodes
+        rows.append((processes * planned.threads, processes, row.label))
+    threads, processes, label = max(rows, default=(0, 0, ""))
+    if threads > machine.cores:
+        has = f"“{label}” has {count(threads, 'thread')} on {count(machine.cores, 'core')}"
+        slower = f"so its times do not show the speed of {count(processes, 'device')}"
+        print(f"warning: {has}, {slower}", file=sys.stderr)
 
 
 def refuse_if(wrong: object, what: str, found: str, advice: str) -> None:

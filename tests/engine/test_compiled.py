@@ -40,7 +40,7 @@ def test_all_networks_are_compiled_unless_the_method_copies_them(monkeypatch):
         ({"cuda_graph": True}, "--cuda-graph does not go with fsdp"),
         ({"recompute": True, "compile": True}, "--recompute does not go with --compile or --cuda-graph"),
         ({"recompute": True, "cuda_graph": True}, "--recompute does not go with --compile or --cuda-graph"),
-        ({"accumulate": 2, "cuda_graph": True}, "--accumulate does not go with --compile or --cuda-graph"),
+        ({"accumulate": 2, "cuda_graph": True}, "--accumulate does not go with --cuda-graph"),
     ],
 )
 def test_steps_with_an_exchange_or_several_passes_are_refused(flags, message):
