@@ -211,6 +211,13 @@ class Report:
         return self.settings["fit_batch"]
 
     @property
+    def cut_steps(self) -> int | None:
+        """The value of --max-steps; None if it cuts no epoch, as all that ran have fewer steps."""
+        most = self.settings["max_steps"]
+        ran = [epoch.steps for row in self.rows for run in row.results for epoch in run.epochs]
+        return most if most and (not ran or max(ran) >= most) else None
+
+    @property
     def asked(self) -> Sentence:
         """The quantity by which rows are compared."""
         target = self.settings["target_accuracy"]
@@ -257,8 +264,8 @@ class Report:
         if self.fitted:
             scaling = say("each with its LARGEST BATCH")
         epochs = count(settings["epochs"], "epoch")
-        if settings["max_steps"]:
-            epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(settings["max_steps"], "step"))
+        if steps := self.cut_steps:
+            epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(steps, "step"))
         data = settings["dataset"]
         if size := settings.get("image_size"):
             data = say("{data} at {n} × {n} pixels", data=data, n=size)
