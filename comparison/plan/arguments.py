@@ -1,6 +1,7 @@
 """Complete and check the flags of a comparison once its machine and rows are known."""
 
 import argparse
+import os
 import sys
 
 from common.data.fitting import default_loader
@@ -59,6 +60,12 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
     refuse_if(unlimited, "--fit-batch on a CPU needs a limit", "found none", "type e.g. --memory-limit 2GiB")
     graphs = any(row.planned.cuda_graph for row in plan)
     refuse_if(graphs and not gpus, "--cuda-graph needs a GPU", "the rows run on a CPU", "leave it out")
+
+    threads = max((row.planned.threads for row in plan if not row.skip), default=0)
+    most = os.environ.get("OMP_THREAD_LIMIT", "").strip()
+    found = f"the environment has OMP_THREAD_LIMIT={most}"
+    fewer = most.isdecimal() and 0 < int(most) < threads
+    refuse_if(fewer, f"a row needs {count(threads, 'thread')} per process", found, "unset OMP_THREAD_LIMIT")
 
     methods, baseline = {row.method for row in plan}, arguments.baseline
     rows = f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}"

@@ -1,6 +1,7 @@
 """The flags of compare_parallel.py: what they mean, and which are refused."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -182,3 +183,11 @@ def test_invalid_flags_are_refused(gpus, flags, planned):
     with pytest.raises(SuiteError, match=re.escape(REFUSED[gpus, flags])) as refused:
         planned(flags, gpus)
     assert refused.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("limit, refused", [("1", True), ("2", False), ("0", False), ("", False)])
+def test_rows_with_more_threads_than_openmp_may_start_are_refused(limit, refused, planned, monkeypatch):
+    monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    planned("--methods single ddp")
+    with pytest.raises(SuiteError, match="needs 2 threads .*LIMIT=1; unset") if refused else nullcontext():
+        planned("--methods single single-all-cores")
