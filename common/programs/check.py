@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from common.machine.begin import begin
 from common.settings.arguments import OneLineParser
@@ -24,15 +25,16 @@ from common.settings.config import FLAGS
 
 
 def parse() -> argparse.Namespace:
+    valid: Any = {name: about.parse for name, about in FLAGS.items()}
     parser = OneLineParser(prog="-m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
     what = "auto | cpu | gpu: what is to compute something (%(default)s)"
-    parser.add_argument("--device", type=FLAGS["device"].parse, default="auto", metavar="KIND", help=what)
+    parser.add_argument("--device", type=valid["device"], default="auto", metavar="KIND", help=what)
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
-    known, valid = "whose files are examined (all)", FLAGS["dataset"].parse
-    parser.add_argument("--dataset", dest="datasets", action="append", type=valid, metavar="NAME", help=known)
+    what, known = "whose files are examined (all)", {"type": valid["dataset"], "metavar": "NAME"}
+    parser.add_argument("--dataset", dest="datasets", action="append", help=what, **known)
     what = "print everything about this machine alone, as JSON, but do not import torchvision, which takes a second"
     parser.add_argument("--json", action="store_true", help=what)
     return parser.parse_args()
