@@ -10,7 +10,6 @@ from common.engine.place import ParallelContext
 from common.errors import FAILED, MACHINE, USAGE, SuiteError, is_out_of_memory
 from common.models.build import Network
 from common.settings.config import RunConfig
-from common.settings.contradictions import check_rewriting
 
 
 def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
@@ -19,7 +18,6 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
     batch_shape: (B, C, H, W) of the batches for which --cuda-graph records a step.
     Raises SuiteError (USAGE) if the method does not allow it, (MACHINE) if there is no compiler or no GPU.
     """
-    check_rewriting(config)
     if config.compile:
         _compile(context)
     if config.cuda_graph:

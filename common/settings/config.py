@@ -20,7 +20,7 @@ from common.settings.arguments import (
     positive_float,
     positive_int,
 )
-from common.settings.contradictions import check_image_size, check_milestones, check_workers
+from common.settings.contradictions import check_image_size, check_milestones, check_rewriting, check_workers
 from common.settings.datasets import DATASETS, RECIPES
 from common.settings.schedules import LR_SCALINGS, SCHEDULES, default_milestones
 
@@ -249,6 +249,7 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     values["model"] = values["model"] or default_model(values["dataset"])
     check_image_size(values["dataset"], values["image_size"])
     check_milestones(values["schedule"], values["lr_milestones"])
+    check_rewriting(argparse.Namespace(**values))
     values["lr_milestones"] = tuple(values["lr_milestones"] or default_milestones(values["epochs"]))
     check_workers(values["loader"], values["num_workers"])
     if values["num_workers"] is not None:
