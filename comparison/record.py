@@ -226,16 +226,11 @@ class Report:
         return say("time per image") if target is None else say("training time to {n:g}%", n=100 * target)
 
     @property
-    def _runs_of_rows(self) -> list[int]:
-        """For each row that runs, the number of blocks that count."""
+    def stopped_rows(self) -> bool:
+        """Whether some rows ran in fewer of the blocks that count than others because they were decided earlier."""
         counted = set(self.whole_blocks) - set(self.set_aside)
         of_rows = Counter(name for block, name in self.order if block in counted)
-        return [*of_rows.values()] or [0]
-
-    @property
-    def stopped_rows(self) -> bool:
-        """Whether some rows ran less often than others because they were decided earlier."""
-        return min(self._runs_of_rows) < max(self._runs_of_rows)
+        return len({*of_rows.values()}) > 1
 
     @property
     def _scripts(self) -> Sentence:
@@ -251,9 +246,10 @@ class Report:
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
-        fewest, most = min(self._runs_of_rows), max(self._runs_of_rows)
-        runs = count(settings["repeats"] or most, "run")
-        if self.stopped_rows:
+        ran = [len(row.outcomes) for row in self.rows if not row.configuration.skip] or [0]
+        fewest, most = min(ran), max(ran)
+        runs = count(most, "run")
+        if fewest < most:
             runs = say("{fewest} to {runs}", fewest=fewest, runs=runs)
         if self.only_scripts:
             return say("{scripts}, {runs} each", scripts=self._scripts, runs=runs)
