@@ -104,8 +104,8 @@ def plan_comparison(
     """Return a report that has not run yet, and the flags of all rows. Measures nothing."""
     machine, environment = find_machine(arguments, directory)
     shared_flags = choose_loader(arguments, machine, shared_flags)
-    warn_of_shared_cores(arguments, machine)
     plan = plan_rows(arguments, machine, shared_flags)
+    warn_of_shared_cores(plan, machine)
     if max(arguments.nodes) > 1 and not arguments.dry_run:
         environment = {**environment, "nodes": find_nodes(arguments, directory)}
     settings = settings_of(arguments) | {"methods": list(dict.fromkeys(row.method for row in plan))}

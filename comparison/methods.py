@@ -62,7 +62,8 @@ class Method:
     differs: how it deliberately trains differently, so that only its times mean anything, not its accuracy or weights.
     rounds: what it rounds to fewer bits, so that its weights differ more. all_cores: it has all cores of the CPU, while
     a device of the other rows has a share; not used on GPUs. cuts: it cuts the network into stages, --nproc of them if
-    it uses that setting, otherwise two. one_each: every stage needs a micro-batch. package: a package it needs that is
+    it uses that setting, otherwise two. one_each: every stage needs a micro-batch. uncompilable: why torch.compile must
+    not rewrite its network, if so. package: a package it needs that is
     not in the requirements. called: its name in a sentence. without_exchange: flags that disable the gradient exchange.
     baseline: it is the default --baseline. by_default: it is a default of --methods, on machines with at least
     default_gpus GPUs. rung: it is part of --methods ladder. projected: --project is about it. complexity: 0 one
@@ -78,6 +79,7 @@ class Method:
     all_cores: bool = False
     cuts: bool = False
     one_each: bool = False
+    uncompilable: str = ""
     package: str = ""
     called: str = ""
     parts: Parts | None = None
@@ -186,7 +188,14 @@ METHODS = {
     "single-all-cores": Method(
         _all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
     ),
-    "dp": Method(_dp, Look("#E69F00", "--", "s"), uses=("nproc",), called=DATA_PARALLEL, complexity=1),
+    "dp": Method(
+        _dp,
+        Look("#E69F00", "--", "s"),
+        uses=("nproc",),
+        uncompilable="it copies the network in every step",
+        called=DATA_PARALLEL,
+        complexity=1,
+    ),
     "ddp-1": Method(_ddp_1, Look("#AA4499", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
     "ddp-no-sync": Method(
         _no_sync, Look("#D55E00", (0, (1, 2)), ">"), **VARIANT, differs="it exchanges no gradients", rung=True
@@ -207,7 +216,13 @@ METHODS = {
     "ddp-fp16": Method(_fp16, Look("#6699CC", (0, (2, 2)), "2"), **VARIANT, rounds="gradients to fp16"),
     "ddp-sync-bn": Method(_sync_bn, Look("#661100", (0, (1, 1, 4, 1)), "3"), **VARIANT),
     "ddp-zero": Method(_zero, Look("#44AA99", (0, (6, 1, 1, 1)), "d"), **{**VARIANT, "complexity": 3}),
-    "fsdp": Method(_fsdp, Look("#882255", (0, (3, 1, 1, 1)), "p"), **SHARED, complexity=3),
+    "fsdp": Method(
+        _fsdp,
+        Look("#882255", (0, (3, 1, 1, 1)), "p"),
+        **SHARED,
+        uncompilable="its weights come and go in every step",
+        complexity=3,
+    ),
     "mp": Method(_mp, Look("#009E73", ":", "D"), **CUT, default_gpus=2),
     "mp-micro": Method(
         _mp_micro,

@@ -158,17 +158,18 @@ class Report:
 
     @property
     def first(self) -> Planned:
-        """The planned settings of the first row that can run, used by the probe and the projection.
+        """The planned settings of the first row of the suite that can run, used by the probe and the projection.
 
         Rows that have all cores come last: the time of a step depends on the threads.
         """
-        able = [row.planned for row in self.plan if not row.skip] or [self.plan[0].planned]
+        able = [row.planned for row in self.plan if not (row.skip or row.is_script or row.role)]
+        able = able or [self.plan[0].planned]
         return min(able, key=lambda planned: planned.threads)
 
     @property
     def device_threads(self) -> int:
         """CPU threads per device: the same in all rows except those that have all cores."""
-        return min(row.planned.threads for row in self.plan)
+        return self.first.threads
 
     @property
     def swept(self) -> list[str]:
@@ -210,6 +211,13 @@ class Report:
         return self.settings["fit_batch"]
 
     @property
+    def cut_steps(self) -> int | None:
+        """The value of --max-steps; None if it cuts no epoch, as all that ran have fewer steps."""
+        most = self.settings["max_steps"]
+        ran = [epoch.steps for row in self.rows for run in row.results for epoch in run.epochs]
+        return most if most and (not ran or max(ran) >= most) else None
+
+    @property
     def asked(self) -> Sentence:
         """The quantity by which rows are compared."""
         target = self.settings["target_accuracy"]
@@ -218,16 +226,11 @@ class Report:
         return say("time per image") if target is None else say("training time to {n:g}%", n=100 * target)
 
     @property
-    def _runs_of_rows(self) -> list[int]:
-        """For each row that runs, the number of blocks that count."""
+    def stopped_rows(self) -> bool:
+        """Whether some rows ran in fewer of the blocks that count than others because they were decided earlier."""
         counted = set(self.whole_blocks) - set(self.set_aside)
         of_rows = Counter(name for block, name in self.order if block in counted)
-        return [*of_rows.values()] or [0]
-
-    @property
-    def stopped_rows(self) -> bool:
-        """Whether some rows ran less often than others because they were decided earlier."""
-        return min(self._runs_of_rows) < max(self._runs_of_rows)
+        return len({*of_rows.values()}) > 1
 
     @property
     def _scripts(self) -> Sentence:
@@ -243,9 +246,10 @@ class Report:
     def title(self) -> str:
         """Model, data set, batch and repeats in one line."""
         settings = self.settings
-        fewest, most = min(self._runs_of_rows), max(self._runs_of_rows)
-        runs = count(settings["repeats"] or most, "run")
-        if self.stopped_rows:
+        ran = [len(row.outcomes) for row in self.rows if not row.configuration.skip] or [0]
+        fewest, most = min(ran), max(ran)
+        runs = count(most, "run")
+        if fewest < most:
             runs = say("{fewest} to {runs}", fewest=fewest, runs=runs)
         if self.only_scripts:
             return say("{scripts}, {runs} each", scripts=self._scripts, runs=runs)
@@ -256,8 +260,8 @@ class Report:
         if self.fitted:
             scaling = say("each with its LARGEST BATCH")
         epochs = count(settings["epochs"], "epoch")
-        if settings["max_steps"]:
-            epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(settings["max_steps"], "step"))
+        if steps := self.cut_steps:
+            epochs = say("{epochs} of {steps}", epochs=epochs, steps=count(steps, "step"))
         data = settings["dataset"]
         if size := settings.get("image_size"):
             data = say("{data} at {n} × {n} pixels", data=data, n=size)

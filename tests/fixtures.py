@@ -22,7 +22,7 @@ from tests.reports import configuration
 
 PROJECT = Path(__file__).resolve().parent.parent
 TINY = "--dataset synthetic-mnist --train-size 480 --batch-size 48 --num-workers 0 --epochs 1".split()
-PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1  # linux/prctl.h, linux/capability.h
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 24, 1, 2  # linux/prctl.h, linux/capability.h
 
 
 def small(command: str, data_root, *flags) -> list[str]:
@@ -60,7 +60,8 @@ def child_environment(gpu: bool = False) -> dict[str, str]:
 
 def give_up_root():
     """Make a child process of root obey directory permissions. To be called before exec."""
-    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE)
+    for capability in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability)
 
 
 def alive(marker: str) -> dict[int, str]:

@@ -18,13 +18,6 @@ def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, 
     batch_shape: (B, C, H, W) of the batches for which --cuda-graph records a step.
     Raises SuiteError (USAGE) if the method does not allow it, (MACHINE) if there is no compiler or no GPU.
     """
-    if config.compile and config.cuda_graph:
-        raise SuiteError("--compile and --cuda-graph exclude each other", "found both", "leave one out", USAGE)
-    rewritten = config.compile or config.cuda_graph
-    if (config.recompute and rewritten) or (config.accumulate > 1 and config.cuda_graph):
-        own, other = "recompute" if config.recompute else "accumulate", "compile" if config.compile else "cuda-graph"
-        what = f"--{own} does not go with --{other}"
-        raise SuiteError(what, "found both", "leave one out", USAGE)
     if config.compile:
         _compile(context)
     if config.cuda_graph:

@@ -145,7 +145,8 @@ def check_memory_limit(config: RunConfig, device: torch.device) -> None:
 def check_precision(config: RunConfig, device: torch.device) -> None:
     """Raise SuiteError (MACHINE) if the device lacks TF32, or if 16 bits are slower, e.g. because they are emulated."""
     if config.precision == "tf32" and not has_tf32(device):
-        found, advice = f"the run is on {device_name(device)}", "leave it out, or type --precision fp16"
+        found, advice = f"the run is on {device_name(device)}", "leave it out"
+        advice += ", or type --precision fp16" if device.type == "cuda" else ""  # which a CPU emulates
         raise SuiteError("--precision tf32 needs a GPU of compute capability 8.0 or more", found, advice, MACHINE)
     if config.precision not in AUTOCAST or config.allow_slow_precision:
         return

@@ -33,7 +33,8 @@ def available_devices(kind: str, instead: str = "--device cpu") -> list[torch.de
     if kind != "cpu" and (gpus := _gpu_count()):
         return [torch.device("cuda", index) for index in range(gpus)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    unusable = visible not in ("", "-1") and glob.glob(DEVICE_FILES)
+    hidden = visible is not None and not re.match(r"\d|GPU-|MIG-", visible)  # SLURM types NoDevFiles
+    unusable = not hidden and glob.glob(DEVICE_FILES)
     if kind == "cpu" or (kind == "auto" and not unusable):
         return [torch.device("cpu")]
     cause = f"PyTorch {torch.__version__} sees no GPU"
@@ -123,7 +124,7 @@ def describe_environment() -> dict:
         "gpus": [torch.cuda.get_device_name(index) for index in gpus],
         "cuda": torch.version.cuda if gpus else None,
         "cudnn": torch.backends.cudnn.version() if gpus else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+        "nccl": _nccl_version() if gpus else None,
         "driver": next(iter(drivers.values()), "") if gpus else None,
         "links": _links([*drivers], [gpu_uuid(index) for index in gpus]) if len(gpus) > 1 else [],
     }
@@ -179,6 +180,12 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _nccl_version() -> str | None:
+    with contextlib.suppress(AttributeError):  # PyTorch is built without NCCL, e.g. for Jetson
+        return ".".join(map(str, torch.cuda.nccl.version()))
+    return None
 
 
 def _cpu_name() -> str:

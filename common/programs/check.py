@@ -17,20 +17,24 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from common.machine.begin import begin
+from common.settings.arguments import OneLineParser
+from common.settings.config import FLAGS
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m common.programs.check", description=__doc__)
+    valid: Any = {name: about.parse for name, about in FLAGS.items()}
+    parser = OneLineParser(prog="-m common.programs.check", description=__doc__)
     parser.add_argument("--data-root", type=Path, default="data", metavar="DIR", help="(%(default)s)")
     parser.add_argument("--output-dir", type=Path, default="figures", metavar="DIR", help="(%(default)s)")
-    what = "whose GPUs are to compute something (%(default)s)"
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto", help=what)
+    what = "auto | cpu | gpu: what is to compute something (%(default)s)"
+    parser.add_argument("--device", type=valid["device"], default="auto", metavar="KIND", help=what)
     seen = "that another machine has and this one must see"
     parser.add_argument("--sees", type=Path, nargs="+", default=[], metavar="FILE", help=seen)
-    known = "whose files are examined (all)"
-    parser.add_argument("--dataset", dest="datasets", action="append", metavar="NAME", help=known)
+    what, known = "whose files are examined (all)", {"type": valid["dataset"], "metavar": "NAME"}
+    parser.add_argument("--dataset", dest="datasets", action="append", help=what, **known)
     what = "print everything about this machine alone, as JSON, but do not import torchvision, which takes a second"
     parser.add_argument("--json", action="store_true", help=what)
     return parser.parse_args()
@@ -49,6 +53,7 @@ from common.machine.entry import run_script
 from common.machine.environment import available_devices, describe_environment, require_torchvision
 from common.machine.lifetime import tags
 from common.machine.memory import free_memory
+from common.machine.sharing import COMPARISON, Program, programs
 from common.programs.cluster import diagnose
 from common.programs.diagnosis import BAD, NOTE, OK, Check
 from common.programs.exchange import ALL_REDUCE, broken_exchange
@@ -99,22 +104,27 @@ def check_all(
             check_convolution(one)
         environment = describe_environment()
         versions = f"torch {environment['torch']}, torchvision {environment['torchvision']}"
-        checks += [Check("torch", OK, versions), _gpus(environment), *_data(data_root, datasets)]
+        checks += [Check("torch", OK, versions), _gpus(environment, devices), *_data(data_root, datasets)]
     except SuiteError as error:
         checks.append(failed(name, error))
-    cores, all_cores = available_cores(), os.cpu_count()
-    found = f"{cores} of {all_cores} may be used, {os.getloadavg()[0]:.1f} busy in the last minute"
-    checks.append(Check("CPU cores", OK if cores == all_cores else NOTE, found))
+    checks.append(_cores(available_cores(), os.cpu_count(), os.getloadavg()[0]))
     return [*checks, _shared_memory(), *_directories(data_root, output_dir), _running()], environment
 
 
-def _gpus(environment):
+def _cores(cores, all_cores, load):
+    found = f"{cores} of {all_cores} may be used; load average of the last minute: {load:.1f}"
+    if load > cores / 2:
+        return Check("CPU cores", NOTE, found, "type top to see whether other programs disturb the times")
+    return Check("CPU cores", OK if cores == all_cores else NOTE, found)
+
+
+def _gpus(environment, devices):
     if not environment["gpus"]:
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
-    for index in range(len(environment["gpus"])):
-        free, total = torch.cuda.mem_get_info(index)
+    for device in (device for device in devices if device.type == "cuda"):
+        free, total = torch.cuda.mem_get_info(device)
         if (used := total - free) > BUSY_GPU_BYTES:  # includes this process's CUDA context
-            found = f"{used / 2**30:.1f} GiB of cuda:{index} are in use by other programs, which disturb the times"
+            found = f"{used / 2**30:.1f} GiB of {device} are in use by other programs, which disturb the times"
             advice = "close them (nvidia-smi names them), or leave it out with CUDA_VISIBLE_DEVICES"
             return Check("GPUs", BAD, found, advice)
     links = ", ".join(environment["links"])
@@ -126,7 +136,8 @@ def _shared_memory():
         return Check("/dev/shm", NOTE, "there is none")
     free = shutil.disk_usage("/dev/shm").free
     found = f"{free / 1e6:,.0f} MB free, where loader workers hand over their batches"
-    return bad_if(free < SHARED_MEMORY_BYTES, "/dev/shm", found, "in docker: --shm-size=1g; or type --num-workers 0")
+    advice = "in docker: --shm-size=1g; or do without workers: --loader resident, or --num-workers 0"
+    return bad_if(free < SHARED_MEMORY_BYTES, "/dev/shm", found, advice)
 
 
 def _data(root: Path, datasets: Sequence[str] | None) -> Iterator[Check]:
@@ -134,26 +145,30 @@ def _data(root: Path, datasets: Sequence[str] | None) -> Iterator[Check]:
         name, files = f"data: {dataset}", known.files
         if not known.archives or (datasets is not None and dataset not in datasets):
             continue
-        if not all_exist(root, files):
-            yield Check(name, NOTE, f"not in {root}", "downloaded when it is first used")
-            continue
         try:
+            if not all_exist(root, files):
+                yield Check(name, NOTE, f"not in {root}", "downloaded when it is first used")
+                continue
             for file, md5 in files.items():
                 read_checked(root, {file: md5})  # one at a time, to save memory
             yield Check(name, OK, f"whole, in {root}")
         except SuiteError as error:
             yield failed(name, error)
+        except OSError as error:
+            yield Check(
+                name, BAD, f"{error.strerror}: {error.filename}", "change its rights, or name another directory"
+            )
 
 
 def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
     for directory in dict.fromkeys((output_dir, data_root, Path(tempfile.gettempdir()))):
         name = f"write to {directory}"
-        existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+        existing = next(path for path in (directory.absolute(), *directory.absolute().parents) if os.path.exists(path))
         try:
             with tempfile.TemporaryFile(dir=existing):
                 free = shutil.disk_usage(existing).free
         except OSError as error:
-            status = NOTE if directory == data_root else BAD  # the data may already be there
+            status = NOTE if directory == data_root != output_dir else BAD  # the data may already be there
             yield Check(name, status, error.strerror or str(error), "name another directory")
         else:
             advice = "free some space, or name another directory"
@@ -161,17 +176,19 @@ def _directories(data_root: Path, output_dir: Path) -> Iterator[Check]:
 
 
 def _running():
-    """Check for running comparisons, and for processes left by one that has ended: both would disturb the times."""
+    """Check for trainings and comparisons, and for processes left by one that has ended: all disturb the times."""
     runs = defaultdict(list)
     for pid, tag in tags().items():
         parent = f"{tag}-".split("-")[1]
         if pid != os.getpid() and parent.isdecimal():
-            runs[parent].append(pid)
-    orphans = [pid for parent, pids in runs.items() if not psutil.pid_exists(int(parent)) for pid in pids]
+            runs[int(parent)].append(pid)
+    orphans = [pid for parent, pids in runs.items() if not psutil.pid_exists(parent) for pid in pids]
     if stray := " ".join(str(pid) for pid in orphans if _is_in_own_namespace(pid)):
         return Check("other runs", BAD, f"processes {stray} are left of an earlier run", f"type kill -9 {stray}")
-    if runs:
-        return Check("other runs", NOTE, f"a comparison is running (process {', '.join(runs)})", "wait for its end")
+    running = {Program(COMPARISON, parent) for parent in runs}.union(programs())
+    if running:
+        found = f"running: {', '.join(sorted(map(str, running)))}"
+        return Check("other runs", NOTE, found, "wait for the end")
     return Check("other runs", OK, "none")
 
 
@@ -185,7 +202,8 @@ def _is_in_own_namespace(pid):
 
 def _as_rank(arguments):
     """Return what a rank reports of its machine."""
-    checks, environment = check_all(arguments.data_root, arguments.output_dir, arguments.device, alone=False)
+    own = (arguments.data_root, arguments.output_dir, arguments.device)
+    checks, environment = check_all(*own, alone=False, datasets=arguments.datasets)
     return {"checks": [*map(asdict, checks)], "environment": environment}
 
 

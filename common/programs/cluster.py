@@ -36,6 +36,7 @@ GROUPS = 4  # of nodes, which compute in turns, because neighbours may be virtua
 WORK = {"cpu": (512, 16), "cuda": (4096, 8)}  # side and number of the matrix products; they take 25 ms
 SIZES = (2**12, 2**20, 2**24)  # bytes of an all-reduce
 REPEATS = 3
+HARDWARE = ("system", "gpus", "driver", "links")  # of describe_environment()
 
 
 def diagnose(arguments: argparse.Namespace, examine: Callable[[], dict]) -> int:
@@ -105,8 +106,8 @@ def _examine(rank, hosts, arguments, examine):
     if rank == here[0]:
         interface = find_interface(device is not None and device.type == "cuda", from_environment("MASTER_ADDR"))
         record |= examine()
+        record |= _kinds(record["environment"])
         record |= {
-            "software": {**_software(record["environment"]), CODE: code_checksum(sys.argv[0])},
             "files": {str(file): file_checksum(file) for file in arguments.sees},
             "memory": free_memory(torch.device("cpu")),
             "interface": interface,
@@ -115,9 +116,15 @@ def _examine(rank, hosts, arguments, examine):
     return device, record
 
 
-def _software(environment):
-    """Return what must be the same on all nodes: cores are compared by themselves, CPUs by what they compute."""
-    return {name: value for name, value in (environment or {}).items() if name not in ("cores", "cpu")}
+def _kinds(environment):
+    """Return what must be the same on all nodes, as far as it is known: the "hardware" and the "software".
+
+    Cores are compared by themselves, CPUs by what they compute.
+    """
+    known = {name: value for name, value in (environment or {}).items() if value is not None}
+    hardware = {name: known[name] for name in HARDWARE if name in known}
+    software = {name: value for name, value in known.items() if name not in (*HARDWARE, "cores", "cpu")}
+    return {"hardware": hardware, "software": {**software, CODE: code_checksum(sys.argv[0])}}
 
 
 def _measure_links(roll, job, connections):

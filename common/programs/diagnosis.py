@@ -21,6 +21,7 @@ LEAST_MEMORY = 10**9  # bytes
 UNITS = {"cores": "core", "threads": "thread"}
 SAME = {  # what must be the same on all nodes → advice
     "files": "copy them, or name a directory that all nodes see",
+    "hardware": "leave it out, or ask for equal nodes (with SLURM: --constraint)",
     "software": "start all ranks from one environment and one copy of the code",
 }
 COLUMNS = ("node", "ranks", "cores", "memory", "address", "slowest link to it", "clock", "work")
@@ -160,15 +161,17 @@ def _data(job):
 
 
 def _different(job):
-    """Files and software that are not those of most nodes; a tie is the first node's."""
+    """What is other than on most of the nodes that have it; a tie is the first node's."""
     for kind, advice in SAME.items():
         values = {node: job.records[node][kind] for node in job.nodes}
-        names = dict.fromkeys(name for each in values.values() for name in each)
-        usual = {name: Counter(str(each.get(name)) for each in values.values()).most_common(1)[0][0] for name in names}
+        seen = defaultdict(Counter)
+        for own in values.values():
+            for name, value in own.items():
+                seen[name][str(value)] += 1
+        usual = {name: counts.most_common(1)[0][0] for name, counts in seen.items()}
         for node, own in values.items():
-            different = [name for name in names if str(own.get(name)) != usual[name]]
-            found = "; ".join(f"{name} {own.get(name)} instead of {usual[name]}" for name in different)
-            if found:
+            other = [(name, value) for name, value in own.items() if str(value) != usual[name]]
+            if found := "; ".join(f"{name} {value} instead of {usual[name]}" for name, value in other):
                 yield job.label(node), kind, found, advice
 
 
@@ -222,13 +225,13 @@ def _links(job):
 
 
 def _link(link):
-    return f"{1000 * link.round_trip:.2f} ms and {8e-6 * link.speed:,.0f} Mbit/s"
+    return f"{1000 * link.round_trip:.2f} ms and {8e-6 * link.speed:,.0f} Mbit/s" if link.speed else "no answer"
 
 
 def clocks(job: Job) -> dict[int, float]:
     """Return by how many seconds each node's clock is ahead of the first node's."""
     first = job.nodes[0] if job.nodes else 0
-    ahead = {sender: link.clock for (sender, receiver), link in job.links.items() if receiver == first}
+    ahead = {pair[0]: link.clock for pair, link in job.links.items() if pair[1] == first and link.speed}
     return {first: 0.0, **ahead}
 
 

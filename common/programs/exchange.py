@@ -33,7 +33,7 @@ SIZES = (256, 2**20)  # NCCL has different algorithms for small and large messag
 ALL_REDUCE, COPIES = "an all-reduce between the devices", "copies from device to device"
 NO_P2P = "NCCL_P2P_DISABLE"
 BIOS = "turn off the IOMMU, or ACS, in the BIOS"
-ONE = "type CUDA_VISIBLE_DEVICES=0 before the command to use one GPU"
+ONE = "type CUDA_VISIBLE_DEVICES={} before the command to use one GPU"
 
 
 def broken_exchange(devices: Sequence[torch.device], limit: float = LIMIT) -> tuple[str, SuiteError] | None:
@@ -41,13 +41,13 @@ def broken_exchange(devices: Sequence[torch.device], limit: float = LIMIT) -> tu
 
     Runs the steps in other processes and kills them at the end. If the all-reduce fails, tries it without P2P.
     """
-    names = [*map(str, devices)]
+    names, one = [*map(str, devices)], ONE.format(os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
     if not (failed := _try(names, limit)):
         return None
     step, found = failed
     if step == COPIES:
-        return step, SuiteError(f"{step} do not arrive", found, f"{BIOS}, or {ONE}", MACHINE)
-    advice = f"NCCL_DEBUG=INFO before the command says where; or {ONE}"
+        return step, SuiteError(f"{step} do not arrive", found, f"{BIOS}, or {one}", MACHINE)
+    advice = f"NCCL_DEBUG=INFO before the command says where; or {one}"
     if not os.environ.get(NO_P2P):
         without = _try(names, limit, **{NO_P2P: "1"})
         if not without or without[0] == COPIES:

@@ -20,9 +20,9 @@ from common.settings.arguments import (
     positive_float,
     positive_int,
 )
+from common.settings.contradictions import check_image_size, check_milestones, check_rewriting, check_workers
 from common.settings.datasets import DATASETS, RECIPES
 from common.settings.schedules import LR_SCALINGS, SCHEDULES, default_milestones
-from common.settings.totals import check_workers
 
 FOLDER = "folder:"
 OWN_DATA = ((rf"{FOLDER}.+", f"{FOLDER}PATH"),)
@@ -251,6 +251,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[RunConfig, argparse.Namespac
     values = vars(parse_with_recipe(parser))
     values["model"] = values["model"] or default_model(values["dataset"])
     check_image_size(values["dataset"], values["image_size"])
+    check_milestones(values["schedule"], values["lr_milestones"])
+    check_rewriting(argparse.Namespace(**values))
     values["lr_milestones"] = tuple(values["lr_milestones"] or default_milestones(values["epochs"]))
     check_workers(values["loader"], values["num_workers"])
     if values["num_workers"] is not None:
@@ -291,10 +293,3 @@ def _check_files(config: RunConfig) -> None:
 
 def default_model(dataset: str) -> str:
     return DATASETS[dataset].model if dataset in DATASETS else "vgg"
-
-
-def check_image_size(dataset: str, image_size: int | None) -> None:
-    """Raise SuiteError (USAGE) if an image size is given for a data set that is downloaded."""
-    if image_size is not None and dataset in DATASETS and DATASETS[dataset].archives:
-        found, advice = f"the images of {dataset} have a size", f"leave it out, or type --dataset {FOLDER}PATH"
-        raise SuiteError("--image-size is for folders and synthetic images", found, advice, USAGE)

@@ -13,13 +13,6 @@ def per_process(flag: str, total: int, world_size: int) -> int:
     return total // world_size
 
 
-def check_workers(loader: str | None, num_workers: int | None) -> None:
-    """Raise SuiteError (USAGE) if workers are requested for the resident loader."""
-    if loader == "resident" and num_workers:
-        what, advice = "--loader resident has no workers", "leave out --num-workers, or type --loader workers"
-        raise SuiteError(what, f"found --num-workers {num_workers}", advice, USAGE)
-
-
 def total_workers(num_workers: int | None, world_size: int) -> int:
     """Return --num-workers, or its default: 2, rounded up to a multiple of world_size."""
     return -(-2 // world_size) * world_size if num_workers is None else num_workers

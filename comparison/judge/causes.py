@@ -179,8 +179,8 @@ def _pays_from(case: Case) -> Finding | None:
 
     None if epochs were cut, which save less than the whole ones that the table shows.
     """
-    speed_up, runs, settings = case.standing.speed_up, case.accounts.runs, case.report.settings
-    other_epochs = settings["target_accuracy"] is not None or settings["max_steps"] is not None
+    speed_up, runs, report = case.standing.speed_up, case.accounts.runs, case.report
+    other_epochs = report.settings["target_accuracy"] is not None or report.cut_steps
     if not runs or not speed_up or speed_up.words != FASTER or other_epochs:
         return None
     longer, epochs = {part.name: part.value for part in runs.parts}, len(case.result.epochs)

@@ -155,7 +155,7 @@ def _deciding_wall_time(report: Report) -> str:
     rows = [row for row in report.rows if not (row.simulated or row.configuration.is_script)]
     fixed = [_fixed_share(result) for row in rows for result in row.results]
     large = max(fixed, default=0.0) > (report.settings["equal_within"] or EQUAL_WITHIN)
-    return WHOLE_RUN if large and not report.settings["max_steps"] else PER_EPOCH
+    return WHOLE_RUN if large and not report.cut_steps else PER_EPOCH
 
 
 def _fixed_share(result: RunResult) -> float:

@@ -168,10 +168,11 @@ def _probed(report: Report, probe: Probe) -> Basis | None:
     planned = report.first
     model = next((model for model in probe.models if model.model == planned.model), None)
     loader = next((loader for loader in probe.loaders if loader.num_workers == planned.num_workers), None)
-    if not model or not loader or not model.link_gbps:
+    inside = planned.device == "cpu" or any(Cluster.parse(text).devices > 1 for text in report.settings["project"])
+    if not model or not loader or (inside and not model.link_gbps):
         return None
     ranks = max(2, len(report.environment["gpus"])) if planned.device == "gpu" else 2
-    waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / model.link_gbps
+    waiting = 8e-6 * model.gradient_bytes * 2 * (ranks - 1) / ranks / (model.link_gbps or math.inf)
     return Basis(
         planned=planned,
         batch=device_batch(report, 1),

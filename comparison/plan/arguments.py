@@ -1,6 +1,7 @@
 """Complete and check the flags of a comparison once its machine and rows are known."""
 
 import argparse
+import os
 import sys
 
 from common.data.fitting import default_loader
@@ -30,15 +31,18 @@ def choose_loader(arguments: argparse.Namespace, machine: Machine, shared_flags:
     return [*shared_flags, *type_flags({"loader": arguments.loader})]
 
 
-def warn_of_shared_cores(arguments: argparse.Namespace, machine: Machine) -> None:
-    """Print a warning if --nproc asks for more processes than a CPU has cores."""
-    processes = max(arguments.nproc or [0])
-    if not machine.gpus and processes > machine.cores:
-        shared = f"the processes share {count(machine.cores, 'core')}"
-        print(
-            f"warning: --nproc {processes}: {shared}, so their times do not show the speed of {processes} devices",
-            file=sys.stderr,
-        )
+def warn_of_shared_cores(plan: list[Configuration], machine: Machine) -> None:
+    """Print a warning about the row with most threads if a CPU has fewer cores."""
+    rows = []  # threads, processes, label
+    for row in (row for row in plan if row.method in METHODS and row.planned.device == "cpu" and not row.skip):
+        method, planned = METHODS[row.method], row.planned
+        processes = (planned.shares if method.divides else row.stages if method.staged else 1) // row.nodes
+        rows.append((processes * planned.threads, processes, row.label))
+    threads, processes, label = max(rows, default=(0, 0, ""))
+    if threads > machine.cores:
+        has = f"“{label}” has {count(threads, 'thread')} on {count(machine.cores, 'core')}"
+        slower = f"so its times do not show the speed of {count(processes, 'device')}"
+        print(f"warning: {has}, {slower}", file=sys.stderr)
 
 
 def refuse_if(wrong: object, what: str, found: str, advice: str) -> None:
@@ -56,6 +60,12 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
     refuse_if(unlimited, "--fit-batch on a CPU needs a limit", "found none", "type e.g. --memory-limit 2GiB")
     graphs = any(row.planned.cuda_graph for row in plan)
     refuse_if(graphs and not gpus, "--cuda-graph needs a GPU", "the rows run on a CPU", "leave it out")
+
+    threads = max((row.planned.threads for row in plan if not row.skip), default=0)
+    most = os.environ.get("OMP_THREAD_LIMIT", "").strip()
+    found = f"the environment has OMP_THREAD_LIMIT={most}"
+    fewer = most.isdecimal() and 0 < int(most) < threads
+    refuse_if(fewer, f"a row needs {count(threads, 'thread')} per process", found, "unset OMP_THREAD_LIMIT")
 
     methods, baseline = {row.method for row in plan}, arguments.baseline
     rows = f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}"

@@ -45,7 +45,7 @@ def before(
     path: another checkout, whose scripts run with the current flags, or a results.json, read as `then`, whose flags the
     current scripts get. Raises SuiteError if it is neither, has no row in common, or names files that were not typed.
     """
-    able = [row for row in plan if not (row.skip or row.is_script)]
+    able = [row for row in plan if not (row.skip or row.is_script or row.role)]
     known = {row.name for row in then.plan} if then else {}
     if then:
         earlier = {row.name: row for row in _plan_earlier(then.settings, arguments, machine, path) if not row.skip}
@@ -72,8 +72,14 @@ def scripts_before(plan: list[Configuration], path: Path) -> list[Configuration]
     if not files or missing:
         what, advice = f"--against {path} is no earlier version of these scripts", "name a directory that has them"
         raise SuiteError(what, f"found no {missing or 'script that is named by a relative path'}", advice, USAGE)
-    inside = (*IN_DIRECTORY, str(path))
-    return [counterpart(row, BEFORE, BEFORE, (*inside, *row.command)) for row in plan if not row.role]
+    return [counterpart(row, BEFORE, BEFORE, _started_in(path, row.command)) for row in plan if not row.role]
+
+
+def _started_in(path, command):
+    """Return the command in another directory; a program that only this one has, as .venv/bin/python, by its path."""
+    here = {word for word in command if os.sep in word and os.path.isfile(word) and os.access(word, os.X_OK)}
+    there = (os.path.abspath(word) if word in here and not (path / word).exists() else word for word in command)
+    return (*IN_DIRECTORY, str(path), *there)
 
 
 def _in_checkout(command, path):

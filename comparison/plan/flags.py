@@ -9,14 +9,8 @@ from typing import Any
 
 from common.settings.arguments import OneLineParser, bounded_float, one_of, patience, percentage, positive_int, seconds
 from common.settings.config import FLAGS as TRAINING
-from common.settings.config import (
-    add_training_flags,
-    check_image_size,
-    default_model,
-    flags_with,
-    option,
-    parse_with_recipe,
-)
+from common.settings.config import add_training_flags, default_model, flags_with, option, parse_with_recipe
+from common.settings.contradictions import check_image_size, check_milestones
 from comparison.cluster import ALONE, Cluster
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
 from comparison.plan.plan import type_flags
@@ -252,6 +246,7 @@ def parse_comparison(description: str | None) -> tuple[argparse.Namespace, list[
     arguments.methods = [choice for choices in arguments.methods or () for choice in choices]
     arguments.model = arguments.model or [default_model(arguments.dataset)]
     check_image_size(arguments.dataset, arguments.image_size)
+    check_milestones(arguments.schedule, arguments.lr_milestones)
     by_row = {*(field.name for field in fields(Planned)), "dataset", "epochs"}  # the last two are always typed
     given = {name: getattr(arguments, name) for name in flags_with("shared") if name not in by_row}
     given = {name: value for name, value in given.items() if value != parser.get_default(name)}
@@ -268,7 +263,8 @@ def _refuse_contradictions(parser, arguments):
     for other in ("budget", "margin"):
         if arguments.repeats and getattr(arguments, other):
             parser.error(f"--repeats and --{other} exclude each other; give one of them")
-    typed = [name for name, value in vars(arguments).items() if value != parser.get_default(name)]
+    words = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:]}
+    typed = [action.dest for action in parser._actions if words & {*action.option_strings}]
     if shown := next((name for name in ("source", "diff") if name in typed), None):
         allowed = {shown, "debug", *(name for name, flag in FLAGS.items() if flag.shows and shown == "source")}
         for name in typed:
@@ -286,6 +282,8 @@ def _refuse_contradictions(parser, arguments):
     if not arguments.fit_batch:
         return
     excluded = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]
+    if arguments.max_steps and "max_steps" not in typed:
+        excluded.append(f"--recipe {arguments.recipe}, which sets --max-steps")
     if arguments.scaling == "weak":
         excluded.append("--scaling weak")
     if len(arguments.batch_size) > 1:

@@ -13,7 +13,8 @@ from common.files.probe import Probe
 from common.files.writing import short_name
 from common.models.cuts import balanced_cut
 from common.settings.config import FLAGS, RunConfig, option
-from common.settings.totals import check_workers, per_process, total_workers
+from common.settings.contradictions import check_rewriting, check_workers
+from common.settings.totals import per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, python
 from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, Row, row_name
 
@@ -106,6 +107,7 @@ def _contradiction(kind, choice, devices, stages):
     micro_batches, batch = choice["micro_batches"], choice["batch_size"]
     try:
         check_workers(choice["loader"], choice["num_workers"])
+        check_rewriting(argparse.Namespace(**choice))
         for name in ("batch_size", "num_workers"):
             per_process(option(name), choice[name], devices if kind.divides else 1)
     except SuiteError as refusal:
@@ -126,7 +128,11 @@ def _obstacle(kind, choice, stages, needed, nodes, machine):
     if blocks < stages:
         few = f"{model} has {blocks} blocks, too few for {stages} stages"
         return few if blocks > 1 else f"{model} cannot be cut: it is not an nn.Sequential of two parts or more"
-    if kind.all_cores and (gpus or choice["share"] == max(1, int(machine.cores))):
+    if choice["compile"] and kind.uncompilable:
+        return f"--compile does not go with it: {kind.uncompilable}"
+    if choice["cuda_graph"] and kind.complexity:
+        return "--cuda-graph does not go with it: it wraps the network into its own steps"
+    if kind.all_cores and (gpus or choice["share"] >= max(1, int(machine.cores))):
         return "it would be the same as one device, which has all cores"
     return f"needs {needed} GPUs, found {gpus}" if gpus and needed > gpus else ""
 

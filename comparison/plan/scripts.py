@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,7 @@ KEEP_MEMORY = "GLIBC_TUNABLES=glibc.malloc.mmap_threshold=4294967296:glibc.mallo
 # By default torchrun's stores and gloo accept connections from other machines, but all ranks are on this one.
 CLOSED = ("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *(["GLOO_SOCKET_IFNAME=lo"] if sys.platform == "linux" else []))
 IN_A_FILE = ("--rdzv-backend=c10d", "--rdzv-conf=store_type=file")
+LAUNCHERS = r"torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun|mpiexec|srun"  # of ranks
 
 
 def parse_script(text: str) -> str:
@@ -83,14 +85,16 @@ def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list
     if not machine.gpus:
         one_thread = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
         changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one_thread, **changed}
-    too_few = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
+    why_not = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
+    if any(re.fullmatch(LAUNCHERS, Path(word).name) for word in row.command):
+        why_not = "the script has ranks of its own"
     return [
         replace(
             row,
             name=f"{row.name}-{kind}",
             label=label,
             command=("env", *change, *row.command),
-            skip=too_few if kind == RANKS else "",
+            skip=why_not if kind == RANKS else "",
         )
         for kind, (label, change) in changed.items()
     ]

@@ -45,18 +45,18 @@ OPTIONS = {  # usually most helpful first, as the last are left out if time is s
 def options_for(row: Configuration, report: Report) -> list[str]:
     """Return the options that a row lacks and that suit its machine. Its script may still refuse them."""
     planned, gpu, cores = row.planned, row.planned.device == "gpu", int(report.environment["cores"])
-    devices, settings = max(row.stages, planned.shares), report.settings
+    devices, settings, method = max(row.stages, planned.shares), report.settings, method_of(row.method)
     rewritten = planned.compile or planned.cuda_graph or planned.recompute
     may_not_fit = settings["dataset"].startswith(FOLDER) or settings.get("image_size")
     compared = any(method_of(other.method).all_cores for other in report.plan)
     suits = {
         "bf16": planned.precision == "fp32",
         "tf32": planned.precision == "fp32" and gpu,
-        "cuda graph": not rewritten and gpu and devices == 1 and planned.accumulate == 1,
+        "cuda graph": not (rewritten or method.complexity) and gpu and planned.accumulate == 1,
         "resident loader": settings["loader"] == "workers" and not may_not_fit,
-        "all cores": not gpu and not compared and planned.threads * devices < cores,
+        "all cores": not gpu and not compared and planned.threads < cores // devices,
         "huge pages": not gpu and _can_ask_for_huge_pages(),
-        "compile": not rewritten,
+        "compile": not (rewritten or method.uncompilable),
     }
     return [name for name in OPTIONS if suits[name]]
 

@@ -135,8 +135,8 @@ def _times(analysis, decision, entry, other=None):
     """The time that decides, of a row and, if given, of another: "1.00 s instead of 2.00 s per epoch"."""
     kind, means, settings = decision.wall_time.kind, decision.wall_time.means, analysis.report.settings
     what: str = say("per 1,000 samples")
-    if kind == PER_EPOCH and settings["max_steps"]:
-        what = sentence("by a cut epoch", steps=count(settings["max_steps"], "step"))
+    if kind == PER_EPOCH and (steps := analysis.report.cut_steps):
+        what = sentence("by a cut epoch", steps=count(steps, "step"))
     elif kind == PER_EPOCH:
         what = say("per epoch with evaluation")
     elif kind == TO_TARGET:

@@ -30,7 +30,7 @@ def test_a_recipe_equals_its_flags(name, dataset, parsed):
 TYPED = [
     "--lr 0.001 --optimizer adam --schedule steps",  # the defaults of a run without a recipe
     "--loader workers --precision fp32 --augment --weight-decay 0",
-    "--epochs 7 --batch-size 64 --model mlp --label-smoothing 0 --lr-milestones 3 5",
+    "--epochs 7 --batch-size 64 --model mlp --label-smoothing 0 --schedule steps --lr-milestones 3 5",
 ]
 
 

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import compare_parallel
-from common.engine.compiled import replace_network
 from common.errors import MACHINE, USAGE
 from common.ranks.meet import rank_device
 from common.settings.config import MODELS
 from comparison.plan.flags import parse_method
 from comparison.run import session
-from tests.fixtures import flag, make_config, plan, run_in_process, small
+from tests.fixtures import flag, plan, run_in_process, small
 from tests.reports import configuration, report_of
 
 SINGLE, STAGES, DDP, COMPARE = "data_parallel_train.py", "pipeline_train.py", "ddp_train.py", "compare_parallel.py"
@@ -51,6 +50,13 @@ FLAGS = [
     (f"{DDP} --spawn 2 --bucket-mb 1e300", "--bucket-mb: needs a number above 0, at most 2147483647, found '1e300'"),
     (f"{DDP} --spawn 2 --dist-timeout 1e300", "--dist-timeout: needs a number above 0, at most 2147483647, found"),
     (f"{COMPARE} --bucket-mb 1e300", "--bucket-mb: needs a number above 0, at most 2147483647, found '1e300'"),
+    (f"{DDP} --spawn 2 --compile --cuda-graph", "--compile and --cuda-graph exclude each other; found both; leave one"),
+    *(
+        (f"{DDP} --spawn 2 --recompute --{flag}", "--recompute does not go with --compile or --cuda-graph; found both")
+        for flag in ("compile", "cuda-graph")
+    ),
+    (f"{DDP} --spawn 2 --accumulate 2 --cuda-graph", "--accumulate does not go with --cuda-graph; found both"),
+    (f"{DDP} --spawn 2 --schedule linear --lr-milestones 2", "are those of --schedule steps; found --schedule linear"),
     (f"{STAGES} --spawn 6 --model lenet", "every stage needs a block; 6 ranks, and lenet has 5 blocks; start fewer"),
     (f"{STAGES} --spawn 2 --micro-batches 49", "--micro-batches 49, --batch-size 48"),
     (f"{STAGES} --spawn 3 --pipeline-schedule 1f1b --micro-batches 2", "a micro-batch for every stage; --micro-bat"),
@@ -83,8 +89,6 @@ def test_a_bad_command_is_refused(command, words, started, refused, monkeypatch)
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_flags_that_exclude_compile(started, refused):
-    with refused("--compile --cuda-graph", USAGE, "--compile and --cuda-graph exclude each other"):
-        replace_network(None, (1, 1, 28, 28), make_config(compile=True, cuda_graph=True))
     command = f"{SINGLE} --model mlp --compile --simulate-devices 2 --quiet"
     with refused(command, USAGE, "--compile does not go with dp; it copies the network in every step; leave out "):
         started(command)

@@ -70,6 +70,13 @@ def test_links_are_those_of_visible_gpus_in_pytorchs_numbering(nvidia_smi, monke
         assert (found["links"], found["driver"]) == ([], "")
 
 
+def test_gpus_of_a_pytorch_without_nccl_are_described(monkeypatch):
+    with pretended_gpus("Orin"):
+        assert describe_environment()["nccl"] == "0.0"
+        monkeypatch.setattr(torch.cuda.nccl, "version", mock.Mock(side_effect=AttributeError("_nccl_version")))
+        assert describe_environment()["nccl"] is None
+
+
 def test_the_driver_decides_whether_processes_may_share_gpus(monkeypatch):
     modes = {}
 
@@ -130,9 +137,12 @@ def test_a_run_on_different_gpus_notes_it():
 def test_a_gpu_used_by_other_programs_fails_the_check(monkeypatch):
     with pretended_gpus("free", "full"):
         for free, status in ((5, BAD), (6, OK)):  # of 8 GiB; up to 2 in use are allowed
-            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: ((6, free)[index] << 30, 8 << 30))
-            check = preflight._gpus({"gpus": ["free", "full"], "links": []})
+            monkeypatch.setattr(
+                torch.cuda, "mem_get_info", lambda gpu, free=free: ((6, free)[gpu.index] << 30, 8 << 30)
+            )
+            check = preflight._gpus({"gpus": ["free", "full"], "links": []}, available_devices("gpu"))
             assert (check.status, "3.0 GiB of cuda:1 are in use" in check.found) == (status, status == BAD)
+            assert preflight._gpus({"gpus": ["free", "full"], "links": []}, available_devices("cpu")).status == OK
 
 
 # ---- GPUs that cannot be used
@@ -163,7 +173,7 @@ def test_an_unusable_gpu_is_an_error_unless_the_cpu_is_asked_for(unusable, tmp_p
     assert "--device cpu" in check.advice
 
 
-@pytest.mark.parametrize("hidden, shown", [("", '""'), ("-1", "-1")])
+@pytest.mark.parametrize("hidden, shown", [("", '""'), ("-1", "-1"), ("NoDevFiles", "NoDevFiles")])
 def test_a_hidden_gpu_is_ignored(hidden, shown, unusable, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert available_devices("auto") == [torch.device("cpu")]
@@ -206,7 +216,8 @@ def test_tf32_is_refused_without_a_gpu_that_supports_it(kind, capability, has, m
     config, device = make_config(precision="tf32"), torch.device(kind)
     if has:
         return check_precision(config, device)
-    message = f"tf32 needs a GPU of compute capability 8.0 or more; the run is on {kind}; .* --precision fp16"
+    other = ", or type --precision fp16" if kind == "cuda" else ""
+    message = f"tf32 needs a GPU of compute capability 8.0 or more; the run is on {kind}; leave it out{other}$"
     with pytest.raises(SuiteError, match=message) as caught:
         check_precision(config, device)
     assert caught.value.exit_code == MACHINE

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -109,6 +110,8 @@ def test_scripts_of_another_checkout_get_the_current_flags(checkout, planned, mo
     monkeypatch.chdir(tmp_path)
     usual, earlier = planned(f"--methods single --against {checkout}").plan
     assert earlier.command == (usual.command[0], "other/data_parallel_train.py", *usual.command[2:])
+    plan = planned(f"--methods single --twin --against {checkout}").plan  # the twin needs no row before the change
+    assert [row.name for row in plan] == ["single", "single-again", "single-before"]
     now = replace(SINGLE, command=("python", str(PROJECT / "data_parallel_train.py"), "--epochs", "1"))
     others = [replace(SINGLE, skip="needs GPUs"), configuration("script", command=("python", "mine.py"))]
     (row,) = before([now, *others], checkout, None, None, CPU)
@@ -178,7 +181,7 @@ def test_a_model_file_is_opened_if_it_is_also_typed(before_file, monkeypatch):
     assert flag(row, "--model") == "/home/me/net.py:build"
 
 
-def test_invalid_against_paths_are_refused(planned, tmp_path):
+def test_invalid_against_paths_are_refused(planned, monkeypatch, tmp_path):
     blocks = [{"model": "lenet", "block": "--save", "milliseconds": 1.0}]  # would become a flag
     write_results(report_of((SINGLE, runs(seconds=STEADY)), probe={"blocks": blocks}), tmp_path)
     with pytest.raises(SuiteError, match="a block of its networks"):
@@ -191,6 +194,11 @@ def test_invalid_against_paths_are_refused(planned, tmp_path):
     (tmp_path / "mine.py").touch()
     (row,) = scripts_before([configuration("script", command=("python", "mine.py"))], tmp_path)
     assert row.script == str(tmp_path / "mine.py")
+    (tmp_path / "here" / "bin").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    Path("bin/python").symlink_to(sys.executable)
+    (row,) = scripts_before([configuration("script", command=("env", "X=1", "bin/python", "mine.py"))], tmp_path)
+    assert row.command[4:] == ("env", "X=1", str(tmp_path / "here/bin/python"), "mine.py")  # there is none there
     for typed, lacking in (("python yours.py", "found no yours.py"), ("python -m mine", "found no script that is ")):
         with pytest.raises(SuiteError, match=lacking):
             scripts_before([configuration("script", command=tuple(typed.split()))], tmp_path)

@@ -1,6 +1,7 @@
 """The flags of compare_parallel.py: what they mean, and which are refused."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -76,6 +77,8 @@ def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
     assert (report.settings["steps"], type(report.settings["steps"])) == (steps, type(steps))
     both = planned(f"--script 'a=python a.py' --methods single {flags}")
     assert [row.method for row in both.plan] == ["single", "script"]
+    crowded = planned(f"--script 'python a.py' --methods single --threads-per-device 4 {flags}")  # more than cores
+    assert (crowded.first.model, crowded.first.batch_size, crowded.device_threads) == ("vgg", 128, 4)
 
 
 def test_scripts_run_where_no_method_can(planned):
@@ -102,6 +105,7 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--equal-within 0%"): "percent above 0 and below 100",
     (0, "--from results.json --project 2"): "--from shows what was measured; leave out --project",
     (0, "--from x.json --budget 9m"): "leave out --budget",
+    (0, "--from x.json --equal-within 3"): "leave out --equal-within",  # the default: that of the file may differ
     (
         0,
         "--script python --nproc 2 4",
@@ -109,6 +113,12 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--script python a=python --nproc 2"): "found 2 scripts, --nproc 2; give one number, or none",
     (0, "--diff a.json b.json --lang zh"): "--diff shows what was measured; leave out --lang",
     (0, "--dataset mnist --image-size 9"): "--image-size is for folders",
+    **{
+        (0, f"{flags} --lr-milestones 3"): "are those of --schedule steps; found --schedule linear; leave them out"
+        for flags in ("--schedule linear", "--recipe fast")
+    },
+    (2, "--compile --cuda-graph"): "--compile and --cuda-graph exclude each other",
+    (2, "--methods single single:accumulate=2 --cuda-graph"): "--accumulate does not go with --cuda-graph; found both",
     **{(0, f"--predict {text}"): "argument --predict: " for text in ("ddp", "ddp=0", "ddp=fast", "spp=2", "=2")},
     (0, "--methods single ddp --baseline dp"): "--baseline dp matches no row of this comparison; the rows are ddp, s",
     (0, "--methods single --predict ddp=2"): "--predict ddp=2 matches no row",
@@ -126,6 +136,7 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--fit-batch --project 4"): "leave out --project",
     (0, "--fit-batch --against ."): "leave out --against",
     (0, "--fit-batch --prove"): "leave out --prove",
+    (0, "--fit-batch --recipe fast --dataset mnist"): "leave out --recipe fast, which sets --max-steps",
     (0, "--fit-batch --methods single ddp:batch-size=64"): "leave out ddp:batch-size",
     (0, "--fit-batch"): "--fit-batch on a CPU needs a limit; found none; type e.g. --memory-limit 2GiB",
     (0, "--methods single single:cuda-graph"): "--cuda-graph needs a GPU; the rows run on a CPU; leave it out",
@@ -135,6 +146,7 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--project 2 --link-ms 1"): "describe the network between machines; found no machines in --project",
     (2, "--project 4 --nodes 1 2 --dry-run"): "starts from one machine; found --nodes",
     (0, "--script 'python a.py' --lr 0.1"): "--lr does not apply to a --script; leave it out",
+    (0, "--script 'python a.py' --epochs 10"): "--epochs does not apply to a --script; leave it out",  # its default
     (0, "--script 'python a.py' --prove"): "--prove does not apply to a --script",
     (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy does not apply to a",
     (0, "--script ''"): 'needs a command, e.g. "python train.py"',
@@ -147,10 +159,23 @@ REFUSED = {  # (GPUs, flags) → error
 }
 
 
-@pytest.mark.parametrize("gpus, nproc, warned", [(0, "1 4", True), (0, "1 2", False), (4, "1 4", False)])
-def test_more_processes_than_cores_are_warned_of(gpus, nproc, warned, planned, capsys):
-    planned(f"--nproc {nproc} --methods single ddp --batch-size 64 --dataset synthetic-mnist", gpus)
-    assert ("warning: --nproc 4: the processes share 2 cores" in capsys.readouterr().err) == warned
+@pytest.mark.parametrize(
+    "flags, gpus, crowded",
+    [
+        ("--nproc 1 4", 0, "DDP ×4, gloo” has 4 threads on 2 cores, so its times do not show the speed of 4 devices"),
+        ("--nproc 1 2", 0, ""),
+        ("--nproc 2 --threads-per-device 2", 0, "DDP ×2, gloo” has 4 threads on 2 cores, "),
+        ("--methods single --threads-per-device 3", 0, "one device” has 3 threads on 2 cores, "),
+        ("--methods dp --baseline dp --nproc 4", 0, ""),  # one process
+        ("--methods pipeline --nproc 3", 0, "pipeline ×3, 4 micro-batches” has 3 threads on 2 cores"),
+        ("--nproc 1 4", 4, ""),
+    ],
+)
+def test_more_threads_than_cores_are_warned_of(flags, gpus, crowded, planned, capsys):
+    methods = "" if "--methods" in flags else "--methods single ddp"
+    planned(f"{flags} {methods} --batch-size 64 --dataset synthetic-mnist", gpus)
+    warning = capsys.readouterr().err
+    assert warning.startswith(f"warning: “{crowded}") if crowded else not warning
 
 
 @pytest.mark.parametrize("gpus, flags", REFUSED)
@@ -158,3 +183,11 @@ def test_invalid_flags_are_refused(gpus, flags, planned):
     with pytest.raises(SuiteError, match=re.escape(REFUSED[gpus, flags])) as refused:
         planned(flags, gpus)
     assert refused.value.exit_code == USAGE
+
+
+@pytest.mark.parametrize("limit, refused", [("1", True), ("2", False), ("0", False), ("", False)])
+def test_rows_with_more_threads_than_openmp_may_start_are_refused(limit, refused, planned, monkeypatch):
+    monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+    planned("--methods single ddp")
+    with pytest.raises(SuiteError, match="needs 2 threads .*LIMIT=1; unset") if refused else nullcontext():
+        planned("--methods single single-all-cores")

@@ -1,5 +1,7 @@
 """Which rows a comparison has, what each runs, and which comparisons are refused."""
 
+from dataclasses import replace
+
 import pytest
 from msgspec import convert
 
@@ -187,6 +189,20 @@ def test_a_network_with_fewer_blocks_than_stages_is_skipped():
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
 
 
+@pytest.mark.parametrize(
+    "flag, skipped",
+    [
+        ("compile", {"dp": "it copies the network", "fsdp": "its weights come and go"}),
+        ("cuda_graph", {"ddp": "it wraps "}),
+    ],
+)
+def test_methods_that_do_not_allow_a_flag_are_skipped(flag, skipped):
+    rows = plan(2, methods=[(name, {}) for name in ("single", *skipped)], **{flag: True})
+    assert rows["single"].skip == ""
+    for name, why in skipped.items():
+        assert rows[name].skip.startswith(f"--{flag.replace('_', '-')} does not go with it: {why}")
+
+
 def test_networks_are_cut_by_the_measured_block_times():
     times = {"conv1": 1.0, "conv2": 1.0, "full1": 1.0, "head": 4.0}
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in times.items()]
@@ -270,6 +286,7 @@ def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, mo
 
 
 def test_variants_of_a_single_script():
+
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
         (row,) = script_rows([parse_script("python my-train.py")], machine)
@@ -294,6 +311,10 @@ def test_variants_of_a_single_script():
     assert [row.skip for row in on_gpus.values()] == ["", ""]
     for gpus, ranks in ((2, 4), (1, 2)):
         assert [row.skip for row in made(gpus, 8, ranks).values()] == ["", f"needs {ranks} GPUs, found {gpus}"]
+    (usual,) = script_rows([parse_script("python a.py")], Machine(gpus=0, cores=2))
+    for launched in ("torchrun a.py", "python -m torch.distributed.run a.py", "env X=1 accelerate launch a.py"):
+        row = replace(usual, command=tuple(launched.split()))
+        assert variants_of(row, Machine(gpus=0, cores=2), None)[-1].skip == "the script has ranks of its own"
 
 
 def test_every_row_has_a_label_of_its_own():

@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import network
 from common.errors import SuiteError
+from common.files.checksums import CODE
 from common.programs import cluster
 from common.programs.diagnosis import Job, by_node, problems, table
 from common.ranks import links
@@ -39,7 +40,7 @@ LATE = GOOD._replace(round_trip=0.02)
 
 def healthy(nodes=4, **values):
     """Nodes with a rank each, whose values differ as little as those of a real cluster. values: of all records."""
-    own = {"cores": 8, "threads": 8, "memory": 8e9, "port": 4000}
+    own = {"cores": 8, "threads": 8, "memory": 8e9, "port": 4000, "hardware": {"gpus": []}}
     record = {**own, "checks": [DATA], "software": {"torch": "2"}, "files": {"f": "1"}, **values}
     cluster = Job({}, {rank: f"n{rank}" for rank in range(nodes)})
     for rank in range(nodes):
@@ -89,7 +90,7 @@ JUDGED = [
     (recorded(fault="each rank needs its own GPU; 2 ranks, 1 GPU; start fewer"), ["n2, device"]),
     (recorded(files={"f": "missing"}), ["n2, files"]),
     (recorded(0, software={"torch": "3"}), ["n0, software"]),
-    (recorded(software={"torch": "2", "nccl": "2.27"}), ["n2, software"]),
+    (recorded(hardware={"gpus": ["H100"]}, software={"torch": "2", "nccl": "2.27"}), ["n2, hardware"]),
     (recorded(1, nodes=2, software={"torch": "3"}), ["n1, software"]),
     (recorded(cores=4), ["n2, cores"]),
     (recorded(1, nodes=2, threads=1), ["n1, cores"]),
@@ -124,6 +125,20 @@ def test_what_is_a_problem_and_on_which_node(cluster, names):
     assert [problem.name for problem in found] == names
     assert all(problem.found and problem.advice for problem in found)
     assert len(table(cluster).splitlines()) == 1 + len(cluster.nodes) + 1
+
+
+def test_other_gpus_are_no_other_software():
+    about = {"torch": "2", "gpus": [], "system": "Linux x86_64", "cuda": None, "cores": 8, "cpu": "EPYC"}
+    kinds = cluster._kinds(about)
+    assert kinds["hardware"] == {"system": "Linux x86_64", "gpus": []} and {*kinds["software"]} == {"torch", CODE}
+    (problem,) = problems(recorded(hardware={"gpus": ["A100"]}))
+    assert problem.found == "gpus ['A100'] instead of []" and "--constraint" in problem.advice
+
+
+def test_a_link_without_an_answer_tells_no_clock():
+    job = linked(nodes=2, speed=0.0, round_trip=math.inf)
+    assert problems(job)[0].found.startswith("with n0 no answer, typical are 0.")
+    assert "–" in table(job).splitlines()[2] and "inf" not in table(job)
 
 
 def test_a_rank_is_named_with_its_host_if_several_run_there():

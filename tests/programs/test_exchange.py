@@ -63,9 +63,10 @@ def test_devices_that_pass_both_steps_are_not_broken(monkeypatch):
 @pytest.mark.parametrize("p2p_is_off", [False, True])
 def test_an_all_reduce_that_also_fails_without_p2p_has_another_remedy(p2p_is_off, monkeypatch):
     monkeypatch.setenv("NCCL_P2P_DISABLE", "1" if p2p_is_off else "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # of these, one is to be left
     monkeypatch.setattr(exchange, "_try", lambda names, limit, **variables: (ALL_REDUCE, "no room"))
     advice = str(broken_exchange([CPU, CPU])[1])
-    assert "NCCL_DEBUG=INFO" in advice and "export" not in advice
+    assert "NCCL_DEBUG=INFO" in advice and "export" not in advice and "CUDA_VISIBLE_DEVICES=4 before" in advice
 
 
 @pytest.mark.parametrize("changed, wrong", [(0, None), (1, "1 of 256 bytes arrive as others from cuda:0 on cuda:1")])

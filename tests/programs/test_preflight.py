@@ -1,5 +1,6 @@
 """The pre-flight check: it passes on this machine, and names each planted fault."""
 
+import os
 import re
 import subprocess
 import sys
@@ -9,10 +10,13 @@ from unittest import mock
 
 import pytest
 
+from common.errors import USAGE, SuiteError
 from common.machine.lifetime import TAG
+from common.machine.sharing import TRAINING, register_program
 from common.programs import check as preflight
+from common.programs import model
 from common.programs.check import BAD, NOTE, OK, check_all
-from tests.fixtures import child_environment
+from tests.fixtures import child_environment, give_up_root
 
 
 def named(name, *directories):
@@ -91,3 +95,68 @@ def test_a_comparison_warns_about_bad_checks(project, tmp_path):
     assert done.stdout.splitlines()[-1] == f"# For an estimate of the time, put mnist into {tmp_path} first"
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     assert done.stderr.startswith(f"warning: data: mnist: {file} is damaged; ")
+
+
+def test_a_running_training_is_a_note(monkeypatch):
+    monkeypatch.setattr(preflight, "tags", dict)
+    for name in (TAG, "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    with register_program(TRAINING):
+        check = preflight._running()
+    assert check.status == NOTE and f"a training (process {os.getpid()})" in check.found
+
+
+def test_directories_that_may_not_be_read_are_named(project, tmp_path):
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    flags = ("--data-root", closed / "data", "--output-dir", closed / "out", "--dataset", "MNIST")
+    done = project("-m common.programs.check", *flags, tiny=False, preexec_fn=give_up_root)
+    assert done.returncode == 3 and not done.stderr
+    assert re.search(rf"^bad   data: mnist: Permission denied: {closed}/data/.*; change its rights", done.stdout, re.M)
+    assert f"bad   write to {closed}/out: Permission denied; name another directory\n" in done.stdout
+    assert "cifar10" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "typed, words",
+    [
+        ("--dataset mnsit", "did you mean mnist?"),
+        ("--device xpu", "choose from auto, cpu, gpu"),
+        ("--data x", "--data"),
+    ],
+)
+def test_a_mistyped_flag_of_the_check_is_refused_in_one_line(typed, words, type_in):
+    type_in("check", *typed.split())
+    with pytest.raises(SuiteError, match=re.escape(words)) as caught:
+        preflight.parse()
+    assert caught.value.exit_code == USAGE and str(caught.value).startswith("bad usage of -m common.programs.check; ")
+
+
+def test_a_rank_examines_the_data_sets_that_were_typed(type_in, tmp_path):
+    type_in("check", "--dataset", "CIFAR-10", "--device", "cuda", "--data-root", tmp_path, "--output-dir", tmp_path)
+    typed = preflight.parse()
+    assert (typed.datasets, typed.device) == (["cifar10"], "gpu")
+    typed.device = "cpu"
+    names = [check["name"] for check in preflight._as_rank(typed)["checks"] if check["name"].startswith("data: ")]
+    assert names == ["data: cifar10"]
+
+
+def test_the_network_of_a_recipe_is_checked_without_its_data(type_in, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(model, "load_image_set", lambda _: pytest.fail("it loads the data"))
+    for flags, line in (
+        ("--dataset mnist --recipe fast", r"strided: .*, images \(1, 28, 28\), 10 classes; it can be cut"),
+        ("--dataset synthetic-cifar10 --image-size 64 --model lenet", r"lenet: .*, images \(3, 64, 64\), 10 classes; "),
+    ):
+        type_in("model", *flags.split(), "--data-root", tmp_path)
+        model.main(model.parse())
+        assert re.match(line, capsys.readouterr().out)
+
+
+BUSY = [(8, 0.3, OK, ""), (1.5, 0.3, NOTE, ""), (8, 12.0, NOTE, "type top")]
+
+
+@pytest.mark.parametrize("cores, load, status, advice", BUSY)
+def test_cores_that_are_missing_or_busy_are_a_note(cores, load, status, advice):
+    check = preflight._cores(cores, 8, load)
+    assert check.found == f"{cores} of 8 may be used; load average of the last minute: {load}"
+    assert check.status == status and check.advice.startswith(advice) and bool(check.advice) == bool(advice)

@@ -206,7 +206,9 @@ def test_options_for_a_row(monkeypatch):
     assert of(threads=1) == {"bf16", "huge pages", "compile", "all cores"}
     both = report_of((SINGLE, runs()), (configuration("single-all-cores", threads=4), runs()), loader="resident")
     assert "all cores" not in options_for(SINGLE, replace(both, environment={**both.environment, "cores": 4}))
-    assert of("ddp", per_device_batch_size=50) == {"bf16", "huge pages", "compile"}
+    for cores in (2, 3):  # a device of three cores and two devices has one already
+        assert of("ddp", per_device_batch_size=50, cores=cores) == {"bf16", "huge pages", "compile"}
+    assert "all cores" in of("ddp", per_device_batch_size=50, cores=4) and "compile" not in of("fsdp")
     assert of(threads=2, precision="bf16", compile=True) == {"huge pages"}
     assert of(threads=2, loader="workers") - of(threads=2) == {"resident loader"}
     assert "resident loader" not in of(loader="workers", dataset="folder:images")

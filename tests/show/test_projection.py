@@ -39,6 +39,13 @@ def test_without_a_measured_link_nothing_is_projected():
     assert projected(models=[{**LINK["models"][0], "link_gbps": None}]).projection.points == ()
 
 
+def test_one_gpu_suffices_to_project_machines_with_one_each():
+    unknown, network = [{**LINK["models"][0], "link_gbps": None}], {"link_gbps": 80.0, "link_ms": 1.0}
+    alone, two = projected(ON_GPUS, models=unknown, project=["2x1"], **network).projection.points
+    assert alone.step.exchange == 0 and two.step.exchange == pytest.approx(1 + 2)  # 10 MB at 80 Gbit/s, two messages
+    assert projected(ON_GPUS, models=unknown, project=["2x2"], **network).projection.points == ()
+
+
 def test_the_order_of_rows_does_not_matter():
     alone, ddp = row_of("single"), row_of("ddp", 2)
     all_cores = configuration("single-all-cores", num_workers=2, threads=2), runs("single-all-cores")

@@ -160,10 +160,14 @@ def test_models_are_swept_at_one_batch_size_and_batch_sizes_with_one_model():
 
 
 def test_the_title_names_what_was_trained():
-    assert report_of(SINGLE, max_steps=200, train_size=5000, image_size=64).title == (
+    assert report_of(SINGLE, max_steps=10, train_size=5000, image_size=64).title == (
         "lenet on synthetic-mnist at 64 × 64 pixels (first 5,000 images), "
-        "global batch 100, 3 epochs of 200 steps, 3 runs each"
+        "global batch 100, 3 epochs of 10 steps, 3 runs each"
     )
+    assert "3 epochs, 3 runs" in report_of(SINGLE, max_steps=200).title  # all have 10
+    whole = report_of(SINGLE, DDP, repeats=5)
+    assert whole.title.endswith(", 3 runs each")  # it was interrupted
+    assert replace(whole, outcomes=whole.outcomes[:-1]).title.endswith(", 2 to 3 runs each")
     assert "WEAK SCALING: batch 100 per device" in report_of(SINGLE, scaling="weak").title
 
 
