@@ -181,7 +181,6 @@ NEXT = {  # situation → (report, part of the next step)
     "only simulated": (report_of(SINGLE, SIMULATED), "can only be simulated on this machine"),
     "missed": (report_of(SINGLE, (DDP[0], ["not reached"] * 3), target_accuracy=0.9), "more --epochs, or a lower"),
     "memory": (report_of(SINGLE, (DDP[0], ["out of memory"])), "a smaller --batch-size"),
-    "unequal": (report_of(SINGLE, allow_unequal=True), "leave out --allow-unequal"),
     "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
     "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
     "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),

@@ -1,0 +1,315 @@
+"""Sentences that were false, or advice that could not be typed, in some case."""
+
+from dataclasses import replace
+
+import pytest
+
+from common.files.results import RankTimes
+from comparison.judge.analysis import analyse
+from comparison.judge.remedies import Proof, find_remedies
+from comparison.judge.statistics import Excess
+from comparison.judge.summaries import unsteadiness
+from comparison.outcomes import CardUse
+from comparison.record import Equivalence
+from comparison.show.advice import next_step, recommendations
+from comparison.show.remarks import definitions, not_measured
+from comparison.show.sentences import finding_sentence
+from comparison.show.tables import answer_rows
+from comparison.show.verdict import answers, tell_guesses, tell_proof, verdict
+from tests.reports import (
+    CONFIG,
+    DDP,
+    ENVIRONMENT,
+    SINGLE,
+    STEP_MS,
+    configuration,
+    each_outcome,
+    each_run,
+    halves,
+    make_result,
+    rank,
+    report_of,
+    row,
+    run,
+    runs,
+    script,
+    single,
+)
+from tests.reports import ddp as ranks_of
+
+SPLIT = {"per_device_batch_size": 50}
+
+
+def two(seconds, method="ddp", **values):
+    return configuration(method, **SPLIT), runs(method, seconds, count=2, world_size=2, **SPLIT, **values)
+
+
+def of_cores(report, cores):
+    return replace(report, environment={**report.environment, "cores": cores})
+
+
+def advised(*rows, **settings):
+    (advice,) = recommendations(analyse(report_of(*rows, **settings)))
+    return advice
+
+
+def next_of(*rows, **settings):
+    return next(iter(next_step(analyse(report_of(*rows, **settings)))), "")
+
+
+def causes_told(report):
+    """Return the sentences of the last row's causes, by kind."""
+    return {cause.kind: str(finding_sentence(cause)) for cause in analyse(report).rows[-1].causes}
+
+
+def variant(kind, milliseconds, label=""):
+    planned, made = script("mine", milliseconds)
+    return replace(planned, name=f"script-mine-{kind}", label=label or kind), made
+
+
+# ---- the recommendation
+
+NOISY = (1.1, 1.0, 0.9)
+
+
+@pytest.mark.parametrize(
+    "rows, said",
+    [
+        ([SINGLE, (configuration("single-all-cores"), runs(seconds=(2.01, 1.99, 2.02)))], "“SINGLE-ALL-CORES”."),
+        ([script("mine", 20.0), script("other", 20.1)], "“other”."),
+        ([script("mine", 20.0), variant("thread", 20.1)], "“thread”, and is the simpler of the two."),
+        (
+            [*(two(NOISY[::step], method) for method, step in (("ddp", 1), ("fsdp", -1)))],
+            "“FSDP”, and is the simpler of the two.",
+        ),
+    ],
+)
+def test_a_row_is_called_the_simplest_only_if_no_tied_row_is_as_simple(rows, said):
+    told = advised(*rows, warmup=10)
+    assert f"It is statistically tied with {said}" in told
+
+
+def test_several_simplest_rows_are_all_named():
+    noisy = (0.8, 1.6, 1.1)
+    alone = [(configuration(name), runs(seconds=noisy)) for name in ("single", "single-all-cores")]
+    told = advised(*alone, two((0.9, 0.91, 0.89)))
+    assert "; the simplest of them are “SINGLE” and “SINGLE-ALL-CORES”." in told
+
+
+@pytest.mark.parametrize("seconds, said", [((2.1, 1.6, 1.9), False), ((0.9, 0.91, 0.89), True)])
+def test_an_excluded_row_is_called_faster_only_if_that_is_proved(seconds, said):
+    unequal = runs("ddp", seconds, count=2, world_size=2, workers_per_process=2, **SPLIT)
+    told = advised(SINGLE, (configuration("ddp", num_workers=4, **SPLIT), unequal), allow_unequal=True)
+    assert told.startswith("Recommendation: use “SINGLE”") and ("Faster, but excluded" in told) == said
+
+
+@pytest.mark.parametrize(
+    "others, tied", [([2.0], None), ([2.0, 2.02, 1.98], False), ([1.01, 1.0, 1.02], True), ([1.5, 0.7, 1.1], True)]
+)
+def test_the_fastest_of_an_incomplete_comparison_is_tied_as_in_the_table(others, tied):
+    seconds = [1.0, 1.01, 0.99][: len(others)]
+    analysis = analyse(of_cores(report_of((configuration(), runs(seconds=others)), two(seconds)), 4))
+    (told,) = recommendations(analysis)
+    assert "“DDP” is the fastest" in told and ("tied" in told) == bool(tied)
+    assert ("tied" in {row["Result"] for row in answer_rows(analysis)}) == bool(tied)
+
+
+# ---- what to do next
+
+
+def test_weights_are_those_of_one_device_rather_than_the_baselines():
+    checks = {"single": Equivalence(0.3, "failed", ""), "ddp": Equivalence(1e-8, "ok", "")}
+    assert next_of(SINGLE, DDP, equivalence=checks) == "Next: fix “SINGLE”: its weights are not those of one device."
+
+
+def test_a_script_without_memory_gets_no_advice_about_a_batch_that_nobody_typed():
+    failed = script("other", 20.0)[0], ["out of memory"] * 3
+    report = report_of(script("mine", 20.0), failed, warmup=10)
+    analysis = analyse(report)
+    assert next_step(analysis) == ["Next: see script-other-1.log: “other” out of memory."]
+    assert analysis.rows[1].result == "3 of 3 runs out of memory"
+    assert not any("smaller" in words for words in not_measured(report))
+
+
+def test_a_change_outside_a_script_is_not_said_to_be_in_it():
+    assert next_of(script("mine", 20.0), variant("memory", 10.0), warmup=10) == (
+        "Next: make the change “memory”; the report says how."
+    )
+
+
+@pytest.mark.parametrize("fitted, target", [(False, None), (True, 0.5)])
+def test_prove_is_advised_only_where_it_may_be_typed(fitted, target):
+    said = next_of(SINGLE, DDP, fit_batch=fitted, target_accuracy=target)
+    assert said.startswith("Next: add --prove") != fitted
+
+
+def test_allowing_unequal_rows_is_blamed_only_if_they_were():
+    assert "--allow-unequal" not in next_of(SINGLE, (DDP[0], ["out of memory"]), allow_unequal=True)
+    some = [*SINGLE[1][:2], "out of memory"]
+    unequal = runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, workers_per_process=2, **SPLIT)
+    rows = (configuration(), some), (configuration("ddp", num_workers=4, **SPLIT), unequal)
+    assert "leave out --allow-unequal" in next_of(*rows, allow_unequal=True)
+
+
+def queued(ranks, workers, cores, is_script):
+    """A report whose last row waits for cores."""
+    environment = {**ENVIRONMENT, "cores": cores}
+    each = 2 * workers // ranks
+    if not is_script:
+        made = each_run(*[rank(halves(), queued=0.5)] * ranks, environment=environment, workers_per_process=each // 2)
+        return report_of(single(), (configuration("ddp", num_workers=workers), made))
+    planned, made = script("other", 20.0, workers_per_process=each // 2, world_size=ranks, environment=environment)
+
+    def waits(epoch):
+        own = RankTimes(epoch.train_seconds, epoch.phases, epoch.train_seconds, 0.5 * epoch.train_seconds, None)
+        return replace(epoch, ranks=(own,) * ranks)
+
+    made = [replace(one, epochs=tuple(map(waits, one.epochs)), devices=("cpu",) * ranks) for one in made]
+    return report_of(script("mine", 20.0, environment=environment), (planned, made), warmup=10)
+
+
+@pytest.mark.parametrize(
+    "ranks, workers, cores, is_script, said",
+    [
+        (1, 2, 2, True, "1 thread and 2 loader workers share 2 cores; give its DataLoader fewer workers."),
+        (2, 2, 2, False, "2 threads and 2 loader workers share 2 cores; use fewer --num-workers."),
+        (2, 0, 4, True, "(2 threads on 4 cores): look for other programs, or for something that binds"),
+        (2, 0, 4, False, "(2 threads on 4 cores): look for other programs, or add --bind"),
+        (1, 0, 1, True, "had no core (1 thread on 1 core): look for other programs"),
+    ],
+)
+def test_advice_about_cores_names_only_flags_that_the_row_has(ranks, workers, cores, is_script, said):
+    told = causes_told(queued(ranks, workers, cores, is_script))
+    assert said in (told.get("too many workers") or told["shared cores"])
+
+
+def swept(number, seconds, data):
+    planned = configuration(num_workers=number, values={"num_workers": number})
+    cores = {**ENVIRONMENT, "cores": 4}
+    phases = (data, 0.5, 20.0, 40.0, 3.0)
+    return planned, runs(seconds=seconds, phases=phases, workers_per_process=number, environment=cores)
+
+
+def test_one_worker_and_one_core_are_singular():
+    rows = analyse(report_of(swept(0, (2.0, 2.02, 1.98), 60.0), swept(1, (1.0, 1.01, 0.99), 1.0))).rows
+    (waiting,) = (cause for cause in rows[0].causes if cause.kind == "waiting for data")
+    assert "with 1 worker instead of 0, a step takes 64.5 ms" in finding_sentence(waiting)
+    planned, made = script("mine", 20.0, workers_per_process=1, environment={**ENVIRONMENT, "cores": 3})
+    made = [
+        replace(one, epochs=tuple(replace(epoch, phases=replace(epoch.phases, data=60.0)) for epoch in one.epochs))
+        for one in made
+    ]
+    told = causes_told(report_of((planned, made), warmup=10))["waiting for data"]
+    assert told.endswith("free for more loader workers than its 1: 1 core of 3.")
+
+
+def test_a_cuda_graph_is_no_advice_where_it_is_used_or_impossible():
+    def told(devices=1, **planned):
+        gpus = tuple(f"cuda:{number}" for number in range(devices))
+        made = [replace(make_result("ddp"), devices=gpus, world_size=devices, peak_memory_bytes=(1,) * devices)] * 3
+        report = report_of((configuration("ddp", device="gpu", **planned), made))
+        cards = tuple(CardUse(gpu, busy=0.2) for gpu in gpus)
+        return causes_told(each_outcome(report, cards=cards))["idle GPU"]
+
+    assert told().endswith("a larger batch or a CUDA graph may help.")
+    for words in (told(cuda_graph=True), told(devices=2)):
+        assert words.startswith("Its busiest GPU") and words.endswith(": a larger batch may help.")
+
+
+# ---- causes
+
+
+def test_two_stages_that_idle_unequally_idle_so_much_on_average():
+    times = {"stage 0": 16.0, "stage 1": 4.0}
+    config = {**runs()[0].config, "micro_batches": 4}
+    values = {"method_milliseconds": times, "config": config, "count": 2}
+    row = configuration("mp"), runs("mp", (3.0, 3.03, 2.97), phases=(1.0, 0.5, 17.0, 40.0, 3.0), **values)
+    told = causes_told(report_of(SINGLE, row))["idle stage"]
+    assert told.startswith("In the forward pass the two devices idle 41% of the time on average")
+
+
+def test_noise_is_that_of_the_time_that_is_judged():
+    """Every epoch takes as long, but some runs need twice as many to reach the target."""
+
+    def trained(method, epochs):
+        made = [runs(method, (2.0,), epochs=number, config={**CONFIG, "epochs": 9})[0] for number in epochs]
+        return configuration(method), made
+
+    told = causes_told(report_of(trained("single", (4, 4, 4)), trained("ddp", (3, 6, 3)), target_accuracy=0.5))
+    assert "The runs of “DDP” differ by up to 100%" in told["noise"]
+
+
+def test_a_small_batch_costs_no_more_than_the_whole_difference_and_comes_right_after_it():
+    probe = {"steps": [{"model": "lenet", "batch": b, "milliseconds": ms} for b, ms in ((100, 40.0), (50, 30.0))]}
+    noisy = [run(*[rank(halves(forward=forward))] * 2) for forward in (5.0, 25.0, 10.0)]
+    steady = each_run(*[rank(halves(forward=10.0))] * 2)
+    for made in (steady, noisy):
+        report = report_of(single(), (configuration("ddp", **SPLIT), made), probe=probe)
+        told = causes_told(report)
+        assert "small batch" not in told or told["small batch"].startswith("5.0 ms of this come from the small batch")
+    assert "small batch" in causes_told(report_of(single(), (configuration("ddp", **SPLIT), steady), probe=probe))
+    uneven = [run(*[rank(halves(forward=forward))] * 2) for forward in (10.0, 13.0, 16.0)]
+    kinds = [*causes_told(report_of(single(), (configuration("ddp", **SPLIT), uneven), probe=probe))]
+    assert kinds.index("small batch") < kinds.index("noise") if "noise" in kinds else True
+
+
+def test_a_difference_of_single_runs_is_not_called_insignificant():
+    once = [(planned, made[:1]) for planned, made in (single(), ranks_of(*[rank(halves(forward=15.0))] * 2))]
+    told = verdict(analyse(report_of(*once)))[1]
+    assert "10.0 ms above ideal scaling (20.0 ms): no interval: too few runs." in told
+
+
+def test_the_rest_of_a_short_step_has_as_many_decimals_as_its_parts():
+    short = {name: value / 100 for name, value in STEP_MS.items()}
+    half = {name: value / 2 for name, value in short.items()}
+    slow = replace(rank({**half, "forward": 0.06}), train_seconds=10 * 0.25 / 1000)
+    shares = [replace(slow, train_seconds=slow.train_seconds * (1 + jitter)) for jitter in (0.0, 0.06, -0.06)]
+    rows = row("single", each_run(rank(short))), row("ddp", [run(one, one) for one in shares])
+    told = verdict(analyse(report_of(*rows)))[1]
+    assert "cannot be attributed" not in told or "+0.0 ms" not in told
+
+
+# ---- disturbances, guesses, warnings and proofs
+
+
+def test_a_disturbed_guess_has_no_interval():
+    (told,) = tell_guesses(analyse(report_of(SINGLE, DDP, predict=["ddp=1.5"], foreign_cores={"ddp": 0.5})))
+    assert told.endswith("measured 2.00 disturbed.")
+
+
+def test_costs_are_not_told_from_disturbed_rows():
+    wrapped = configuration("ddp-1"), runs("ddp", (2.2, 2.21, 2.19))
+    silent = configuration("ddp-no-sync", **SPLIT), two((1.6, 1.61, 1.59))[1]
+    report = report_of(SINGLE, wrapped, silent, two((1.8, 1.81, 1.79)), foreign_cores={"ddp-1": 0.5})
+    told = " ".join(answers(analyse(report)))
+    assert "Exchanging gradients multiplies" in told and "wrapper" not in told and "ranks take" not in told
+
+
+@pytest.mark.parametrize("odd, said", [(0.5, "fast period in block 1: epoch 5 took 0.50 s"), (2.0, "slow period in")])
+def test_a_fast_epoch_is_no_slow_period(odd, said):
+    made = make_result(seconds=(1.0, 1.0, 1.0, 1.0, odd, 1.0))
+    (report,) = [report_of((configuration(), [made]))]
+    (found,) = unsteadiness(report.rows[0])
+    assert finding_sentence(found).startswith(said)
+
+
+@pytest.mark.parametrize("sham, said", [(3.0, "-3.0 ms"), (-3.0, "+3.0 ms")])
+def test_a_sham_is_told_with_its_sign(sham, said):
+    slow = ranks_of(*[rank(halves(exchange=6.0))] * 2)
+    (remedy,) = find_remedies(analyse(report_of(single(), slow)))
+    found = Proof(remedy, Excess("exchange", 6.0, 5.9, 6.1), Excess("exchange", sham, sham - 0.1, sham + 0.1))
+    assert f"not proved: the unchanged copy changed too, by {said}" in tell_proof(found)
+
+
+def test_other_programs_on_several_nodes_are_not_said_to_be_hidden_by_a_confined_process():
+    alone, apart = (
+        each_outcome(report_of((replace(SINGLE[0], nodes=nodes), SINGLE[1])), foreign_cores=None) for nodes in (1, 2)
+    )
+    assert any("confined to a part" in words for words in not_measured(alone))
+    assert not any("confined" in words for words in not_measured(apart))
+    assert any("Whether other programs disturbed the runs" in words for words in not_measured(apart))
+
+
+def test_the_relative_time_of_scripts_is_that_of_samples():
+    told = [words for words in definitions(report_of(script("mine", 20.0), warmup=10)) if "Relative time" in words]
+    assert told == ["Relative time: a row's time per sample divided by the recommended row's."]
