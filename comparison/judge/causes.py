@@ -103,8 +103,10 @@ def _idle_gpu(case: Case) -> Iterator[Finding]:
     most += [] if traced is None else [traced / TRACED_STEPS / summary.step_milliseconds]
     stages = case.staged and len(case.result.devices) > 1
     if most and not stages and 1 - min(most) - summary.waiting_share >= IDLE_GPU:
-        graph = len(case.result.devices) == 1 and not case.row.configuration.planned.cuda_graph
-        yield Finding("idle GPU", {"n": min(most)}, "machine", "" if graph else "idle GPU without advice of a graph")
+        method, planned = method_of(case.row.configuration.method), case.row.configuration.planned
+        other = planned.cuda_graph or planned.compile or planned.recompute or planned.accumulate > 1
+        wording = "idle GPU, no graph" if other or method.complexity else ""  # others wrap the network
+        yield Finding("idle GPU", {"n": min(most)}, "machine", wording)
 
 
 def _growth(case: Case) -> Iterator[Finding]:

@@ -194,13 +194,14 @@ def definitions(report: Report) -> list[str]:
 
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
-    methods = dict.fromkeys(row.configuration.method for row in report.rows)
+    methods = {row.configuration.method for row in report.rows}
+    parallel = [row for row in report.rows if row.results and len(row.results[0].devices) > 1]
     sentences: list[str] = []
     for row in report.rows:
         if row.simulated:
             values = {"row": named(row.configuration.label.replace(", simulated", "")), "values": row.values()}
             sentences.append(say("The speed of {row}{values}: it was simulated on one device.", **values))
-    for method in map(method_of, methods):
+    for method in map(method_of, dict.fromkeys(row.configuration.method for row in parallel)):
         if method.parts and method.parts.no_exchange not in methods:
             template = "What exchanging gradients costs {name}: use --methods ladder."
             sentences.append(say(template, name=method.called))

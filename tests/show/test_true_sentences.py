@@ -12,10 +12,11 @@ from comparison.judge.summaries import unsteadiness
 from comparison.outcomes import CardUse
 from comparison.record import Equivalence
 from comparison.show.advice import next_step, recommendations
-from comparison.show.remarks import definitions, not_measured
+from comparison.show.remarks import definitions, doubts, not_measured
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import answer_rows
 from comparison.show.verdict import answers, tell_guesses, tell_proof, verdict
+from comparison.words import render, speaking
 from tests.reports import (
     CONFIG,
     DDP,
@@ -204,15 +205,15 @@ def test_one_worker_and_one_core_are_singular():
 
 
 def test_a_cuda_graph_is_no_advice_where_it_is_used_or_impossible():
-    def told(devices=1, **planned):
+    def told(method="single", devices=1, **planned):
         gpus = tuple(f"cuda:{number}" for number in range(devices))
-        made = [replace(make_result("ddp"), devices=gpus, world_size=devices, peak_memory_bytes=(1,) * devices)] * 3
-        report = report_of((configuration("ddp", device="gpu", **planned), made))
+        made = [replace(make_result(method), devices=gpus, world_size=devices, peak_memory_bytes=(1,) * devices)] * 3
+        report = report_of((configuration(method, device="gpu", **planned), made))
         cards = tuple(CardUse(gpu, busy=0.2) for gpu in gpus)
         return causes_told(each_outcome(report, cards=cards))["idle GPU"]
 
     assert told().endswith("a larger batch or a CUDA graph may help.")
-    for words in (told(cuda_graph=True), told(devices=2)):
+    for words in (told(cuda_graph=True), told(compile=True), told(accumulate=2), told("ddp"), told("ddp", devices=2)):
         assert words.startswith("Its busiest GPU") and words.endswith(": a larger batch may help.")
 
 
@@ -313,3 +314,19 @@ def test_other_programs_on_several_nodes_are_not_said_to_be_hidden_by_a_confined
 def test_the_relative_time_of_scripts_is_that_of_samples():
     told = [words for words in definitions(report_of(script("mine", 20.0), warmup=10)) if "Relative time" in words]
     assert told == ["Relative time: a row's time per sample divided by the recommended row's."]
+
+
+def test_what_differs_between_scripts_is_told_in_chinese():
+    other = script("other", 20.0, samples=200, parameters=6, precision="bfloat16", config={"optimizer": "AdamW"})
+    with speaking("zh"):
+        told = " ".join(map(render, doubts(analyse(report_of(script("mine", 20.0), other, warmup=10)))))
+    assert "每步样本 200，而不是 100" in told and "AdamW" in told
+    assert not any(words in told for words in ("samples", "parameters", "type of", "optimizer"))
+
+
+def test_the_ladder_is_no_help_where_one_device_exchanges_nothing():
+    def told(*rows):
+        return any("--methods ladder" in words for words in not_measured(report_of(SINGLE, *rows)))
+
+    assert told(two((1.0, 1.01, 0.99)))
+    assert not told((configuration("ddp"), runs("ddp"))) and not told((configuration("ddp", skip="needs 2 GPUs"), []))
