@@ -228,7 +228,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
             yield say("give a smaller --batch-size.")
     if all(row.configuration.skip for row in analysis.report.rows):
         yield say("no row can run here; the report says why.")
-    if kind == "not measured" and analysis.report.only_scripts and not analysis.pairs[BEFORE]:
+    if kind == "not measured" and any(row.is_script for row in analysis.report.plan) and not analysis.pairs[BEFORE]:
         yield say("add a second --script COMMAND to compare it with.")
     elif kind == "not measured" and any(row.simulated for row in analysis.report.rows):
         yield sentence("only simulated")

@@ -330,3 +330,18 @@ def test_the_ladder_is_no_help_where_one_device_exchanges_nothing():
 
     assert told(two((1.0, 1.01, 0.99)))
     assert not told((configuration("ddp"), runs("ddp"))) and not told((configuration("ddp", skip="needs 2 GPUs"), []))
+
+
+def test_a_single_method_beside_a_script_is_not_told_to_leave_out_methods():
+    """Without --methods only scripts are compared."""
+    assert next_of(SINGLE, script("mine", 20.0)) == "Next: add a second --script COMMAND to compare it with."
+
+
+def test_a_script_that_slows_down_has_no_epochs():
+    planned, made = script("mine", 20.0)
+    longer = [
+        replace(one, epochs=tuple(replace(e, train_seconds=e.train_seconds * (1 + e.epoch / 10)) for e in one.epochs))
+        for one in made
+    ]
+    told = causes_told(report_of((planned, longer), warmup=10))["growing"]
+    assert told.startswith("Its steps get longer as it trains, by ") and "epoch" not in told
