@@ -62,7 +62,9 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
                 words = [say("your scripts")]
             groups.setdefault(join(", ", words), []).append(entry)
     compared = {words: entries for words, entries in groups.items() if len(entries) > 1}
-    batches = target is None and (report.fitted or (not compared and "batch_size" in report.swept and len(groups) > 1))
+    sizes = {entry.row.configuration.planned.batch_size for entries in groups.values() for entry in entries}
+    unlike = report.fitted or (not compared and "batch_size" in report.swept)
+    batches = target is None and unlike and len(sizes) > 1
     if batches or not compared:
         return (Decision("own batches" if batches else "not measured", measures.wall_time),)
     return tuple(_decide(report, words, entries, measures, len(compared)) for words, entries in compared.items())

@@ -345,3 +345,10 @@ def test_a_script_that_slows_down_has_no_epochs():
     ]
     told = causes_told(report_of((planned, longer), warmup=10))["growing"]
     assert told.startswith("Its steps get longer as it trains, by ") and "epoch" not in told
+
+
+@pytest.mark.parametrize("larger, said", [(100, "use “DDP”"), (200, "none. The rows have different batch sizes")])
+def test_rows_whose_largest_batches_are_equal_are_compared(larger, said):
+    planned = configuration("ddp", batch_size=larger, per_device_batch_size=larger // 2)
+    made = runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, global_batch_size=larger)
+    assert advised(SINGLE, (planned, made), fit_batch=True).startswith(f"Recommendation: {said}")
