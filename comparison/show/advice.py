@@ -67,8 +67,9 @@ def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     if kind == "none eligible":
         return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.ineligible))]
     if kind == "few runs":
-        fewest = count(min(entry.summary.runs for entry in decision.eligible), "run")
-        return [sentence("few runs", runs=fewest, row=best.label, time=_times(analysis, decision, best))]
+        runs = {entry.summary.runs for entry in decision.eligible}
+        values = {"runs": count(min(runs), "run"), "row": best.label, "time": _times(analysis, decision, best)}
+        return [sentence("few runs" if len(runs) == 1 else "fewer runs", **values)]
     if kind == "all cores":
         return [sentence("no answer: all cores"), *_fastest(analysis, decision)]
     if kind != "use":

@@ -12,7 +12,7 @@ from comparison.judge.summaries import unsteadiness
 from comparison.outcomes import CardUse
 from comparison.record import Equivalence
 from comparison.show.advice import next_step, recommendations
-from comparison.show.remarks import definitions, doubts, not_measured
+from comparison.show.remarks import definitions, doubts, not_measured, notes
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import answer_rows
 from comparison.show.verdict import answers, tell_guesses, tell_proof, verdict
@@ -352,3 +352,15 @@ def test_rows_whose_largest_batches_are_equal_are_compared(larger, said):
     planned = configuration("ddp", batch_size=larger, per_device_batch_size=larger // 2)
     made = runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, global_batch_size=larger)
     assert advised(SINGLE, (planned, made), fit_batch=True).startswith(f"Recommendation: {said}")
+
+
+def test_a_simulated_row_proves_nothing_that_is_checked_elsewhere():
+    """Its report says that --check-maths shows whether every method computes the same."""
+    report = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)))
+    (told,) = (words for words in notes(analyse(report)) if words.startswith("Simulated rows"))
+    assert "computes the same" not in told and any("computes the same" in words for words in not_measured(report))
+
+
+@pytest.mark.parametrize("others, said", [(1, "1 run per row cannot"), (3, "1 run of a row cannot")])
+def test_a_row_with_fewer_runs_than_others_is_not_said_to_be_typical(others, said):
+    assert f"none. {said} prove a difference" in advised((configuration(), runs()[:others]), two((1.0,)))
