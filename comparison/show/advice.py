@@ -12,6 +12,7 @@ from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET, WHOLE_R
 from comparison.judge.remedies import find_remedies
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Ratio
+from comparison.judge.summaries import Finding
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
@@ -20,6 +21,7 @@ from comparison.words import count, join, say
 
 # Causes whose sentences contain advice.
 ADVISED = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data")
+HOPELESS = ("small network", "enough workers", "no core left")  # advice about loading that leaves nothing to do
 LARGE = 0.25  # share of what a step takes longer than ideal scaling, from which a cause is worth --prove
 HALVING = 4  # times as many runs halve an interval
 
@@ -206,7 +208,8 @@ def _steps(analysis: Analysis) -> Iterator[str]:
     parallel = fastest_parallel(analysis)
     for entry in [*(decision.best for decision in decisions if decision.best), *parallel[:1]]:
         for cause in entry.causes:
-            if cause.kind in ADVISED:
+            advice = cause.values.get("advice")
+            if cause.kind in ADVISED and not (isinstance(advice, Finding) and advice.kind in HOPELESS):
                 yield say("{row}: {words}", row=entry.label, words=finding_sentence(cause))
     if not (report.settings.get("prove") or report.only_scripts or report.fitted):
         causes = _causes_to_prove(analysis)

@@ -364,3 +364,11 @@ def test_a_simulated_row_proves_nothing_that_is_checked_elsewhere():
 @pytest.mark.parametrize("others, said", [(1, "1 run per row cannot"), (3, "1 run of a row cannot")])
 def test_a_row_with_fewer_runs_than_others_is_not_said_to_be_typical(others, said):
     assert f"none. {said} prove a difference" in advised((configuration(), runs()[:others]), two((1.0,)))
+
+
+@pytest.mark.parametrize("cores, said", [(1, ""), (4, "Next: SINGLE: Waiting for data takes")])
+def test_the_next_step_is_something_to_do(cores, said):
+    """With all cores in use, more workers would slow the computation: nothing follows from that."""
+    waits = runs(phases=(60.0, 0.5, 20.0, 40.0, 3.0), environment={**ENVIRONMENT, "cores": cores})
+    told = next_of((configuration(), waits), (configuration("single-all-cores"), runs(seconds=(3.0, 3.03, 2.97))))
+    assert told.startswith(said) and bool(told) == bool(said)
