@@ -15,6 +15,7 @@ from comparison.judge.statistics import FASTER, Ratio
 from comparison.judge.summaries import Finding
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
+from comparison.plan.flags import BUDGET
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
 from comparison.show.sentences import as_fast, finding_sentence, mebibytes, quoted, sentence, significant
 from comparison.words import count, join, say
@@ -241,7 +242,10 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     if kind == "use" and best.row.configuration.what_if:
         yield say("make the change “{row}”; the report says how.", row=best.label)
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
-        yield sentence("more runs", n=HALVING * best.summary.runs, m=best.summary.runs)
+        typed = {"--budget": settings.get("budget") not in (None, BUDGET), "--margin": settings["margin"] is not None}
+        flags = join(" and ", [flag for flag, excludes in typed.items() if excludes])
+        key = "more runs instead" if flags else "more runs"
+        yield sentence(key, n=HALVING * best.summary.runs, m=best.summary.runs, flags=flags)
     for entry in analysis.rows:
         if decision.ineligible.get(entry.name, "").startswith(NOT_SHOWN):
             yield say("add --check-maths or more --repeats: “{row}” may prove to be as accurate.", row=entry.label)

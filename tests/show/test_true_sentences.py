@@ -368,3 +368,16 @@ def test_the_next_step_is_something_to_do(cores, said):
     waits = runs(phases=(60.0, 0.5, 20.0, 40.0, 3.0), environment={**ENVIRONMENT, "cores": cores})
     told = next_of((configuration(), waits), (configuration("single-all-cores"), runs(seconds=(3.0, 3.03, 2.97))))
     assert told.startswith(said) and bool(told) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"budget": 300.0}, "Next: --repeats 12 (now 3) would"),
+        ({"budget": 1200.0}, "Next: --repeats 12 (now 3) in place of --budget would"),
+        ({"budget": 1200.0, "margin": 5.0}, "Next: --repeats 12 (now 3) in place of --budget and --margin would"),
+    ],
+)
+def test_more_repeats_take_the_place_of_flags_that_exclude_them(settings, said):
+    rows = (configuration(), runs(seconds=(1.5, 0.7, 1.1))), two((1.0, 1.01, 0.99))
+    assert next_of(*rows, repeats=None, **settings).startswith(said)
