@@ -4,11 +4,14 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 
+from common.files.describe import training_seconds
+from common.files.results import RunResult
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
 from comparison.judge.summaries import Finding, image_seconds, successful_runs
 from comparison.methods import method_of
+from comparison.outcomes import Outcome
 from comparison.record import TRACED_STEPS
 
 # Shares from which a cause is worth a sentence.
@@ -46,9 +49,14 @@ def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
         rows = (case.row, baseline)
-        samples = [([image_seconds(*run) for run in successful_runs(row)], row.label) for row in rows]
+        asked = image_seconds if case.report.settings.get("target_accuracy") is None else _of_training
+        samples = [([asked(*run) for run in successful_runs(row)], row.label) for row in rows]
         spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
         yield Finding("noise", {"n": spread, "row": noisier})
+
+
+def _of_training(_: Outcome, result: RunResult) -> float:
+    return training_seconds(result)
 
 
 def _throttled(case: Case) -> Iterator[Finding]:
@@ -66,14 +74,15 @@ def _queued(case: Case) -> Iterator[Finding]:
         return
     values = {"n": share.value, "m": share.margin, "threads": threads, "workers": workers, "cores": cores}
     if workers and threads + workers > cores:
-        yield Finding("too many workers", values, "machine")
+        wording = "too many workers of a script" if case.row.configuration.is_script else ""
+        yield Finding("too many workers", values, "machine", wording)
     elif threads > cores:
         yield Finding("shared cores", values, "machine", "too many threads")
     else:
         advice = "other bindings"
-        if result.world_size > 1 and result.devices[0] == "cpu":
+        if result.world_size > 1 and result.devices[0] == "cpu" and not case.row.configuration.is_script:
             advice = "bound ranks" if result.config.get("bind") else "unbound ranks"
-        yield Finding("shared cores", {**values, "c": cores, "advice": Finding(advice)}, "machine")
+        yield Finding("shared cores", {**values, "advice": Finding(advice)}, "machine")
 
 
 def _idle_threads(case: Case) -> Iterator[Finding]:
@@ -94,7 +103,10 @@ def _idle_gpu(case: Case) -> Iterator[Finding]:
     most += [] if traced is None else [traced / TRACED_STEPS / summary.step_milliseconds]
     stages = case.staged and len(case.result.devices) > 1
     if most and not stages and 1 - min(most) - summary.waiting_share >= IDLE_GPU:
-        yield Finding("idle GPU", {"n": min(most)}, "machine")
+        method, planned = method_of(case.row.configuration.method), case.row.configuration.planned
+        other = planned.cuda_graph or planned.compile or planned.recompute or planned.accumulate > 1
+        wording = "idle GPU, no graph" if other or method.complexity else ""  # others wrap the network
+        yield Finding("idle GPU", {"n": min(most)}, "machine", wording)
 
 
 def _growth(case: Case) -> Iterator[Finding]:
@@ -192,13 +204,13 @@ def _pays_from(case: Case) -> Finding | None:
 
 
 CAUSES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    small_batch,  # its sentence is about the one before
     _unequal,
     _noise,
     _throttled,
     _queued,
     _idle_threads,
     _idle_gpu,
-    small_batch,
     parts_of_steps,
     waiting,
     straggler,

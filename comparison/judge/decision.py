@@ -14,6 +14,8 @@ from comparison.record import Report
 from comparison.rows import SWEEPS, TRIED, Row
 from comparison.words import join, say, valued
 
+UNEQUAL = "unequal"  # beginning of a reason
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -41,10 +43,10 @@ class Decision:
     pays_from: int = 0
 
     @property
-    def simplest(self) -> RowAnalysis | None:
-        """The simplest of `best` and the rows tied with it; `best` if others are as simple."""
+    def simplest(self) -> list[RowAnalysis]:
+        """The simplest of `best` and the rows tied with it: all that are as simple."""
         rows = (self.best, *self.tied) if self.best else ()
-        return min(rows, key=lambda entry: _simplicity(entry)[0], default=None)
+        return [entry for entry in rows if _complexity(entry) == min(map(_complexity, rows))]
 
 
 def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> tuple[Decision, ...]:
@@ -60,7 +62,9 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
                 words = [say("your scripts")]
             groups.setdefault(join(", ", words), []).append(entry)
     compared = {words: entries for words, entries in groups.items() if len(entries) > 1}
-    batches = target is None and (report.fitted or (not compared and "batch_size" in report.swept and len(groups) > 1))
+    sizes = {entry.row.configuration.planned.batch_size for entries in groups.values() for entry in entries}
+    unlike = report.fitted or (not compared and "batch_size" in report.swept)
+    batches = target is None and unlike and len(sizes) > 1
     if batches or not compared:
         return (Decision("own batches" if batches else "not measured", measures.wall_time),)
     return tuple(_decide(report, words, entries, measures, len(compared)) for words, entries in compared.items())
@@ -122,8 +126,15 @@ def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
 
 def _simplicity(entry: RowAnalysis) -> tuple[float, ...]:
     if entry.row.configuration.is_script:
-        return entry.row.results[0].world_size, not entry.is_baseline
-    return method_of(entry.row.configuration.method).complexity, entry.summary.total_seconds or math.inf
+        return *_complexity(entry), not entry.is_baseline
+    return *_complexity(entry), entry.summary.total_seconds or math.inf
+
+
+def _complexity(entry: RowAnalysis) -> tuple[int, ...]:
+    """Return what makes one row simpler than another: equal numbers are equally simple."""
+    if entry.row.configuration.is_script:
+        return entry.row.results[0].world_size, bool(entry.row.configuration.what_if)
+    return (method_of(entry.row.configuration.method).complexity,)
 
 
 # ---- rows that are not eligible

@@ -31,6 +31,11 @@ class Costs:
     contention: Ratio | None = None
     exchange: Ratio | None = None
 
+    @property
+    def undisturbed(self) -> "Costs":
+        """Those that other programs did not disturb."""
+        return Costs(*(ratio and (None if ratio.disturbed else ratio) for ratio in vars(self).values()))
+
 
 @dataclass(frozen=True)
 class RowAnalysis:
@@ -134,7 +139,8 @@ def _result(report: Report, row: Row, standing: Standing) -> str:
         words.append(say("failed: different weights" if check.difference else "failed: not checked"))
     if row.troubles:
         batch = row.configuration.planned.batch
-        words.append(say("{trouble} {batch}", trouble=row.trouble, batch=batch) if row.out_of_memory else row.trouble)
+        named = row.out_of_memory and not row.configuration.is_script  # whose batch is unknown
+        words.append(say("{trouble} {batch}", trouble=row.trouble, batch=batch) if named else row.trouble)
     if not row.results:
         return join("; ", words or [say("not run")])
     allowed = report.settings["allow_unequal"]

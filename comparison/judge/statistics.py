@@ -212,8 +212,13 @@ class Excess:
         return Excess(self.name, self.value * factor, low, high)
 
     def __str__(self) -> str:
-        decimals = 1 if abs(self.value) >= 1 else 2
-        return f"{abs(self.value):.{decimals}f}" + ("" if self.low is None else f" ± {self.margin:.{decimals}f}")
+        places = decimals(self.value)
+        return f"{abs(self.value):.{places}f}" + ("" if self.low is None else f" ± {self.margin:.{places}f}")
+
+
+def decimals(value: float) -> int:
+    """Return the number of decimals to show of a time."""
+    return 1 if abs(value) >= 1 else 2
 
 
 def mean_excess(name: str, values: Sequence[float], claims: int = 1) -> Excess:

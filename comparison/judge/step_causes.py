@@ -64,7 +64,8 @@ def small_batch(case: Case) -> Iterator[Finding]:
         return
     more = few - many * own.per_device_batch_size / whole.per_device_batch_size
     if more >= max(SMALL_BATCH * steps.total.value, WORTH * steps.value):
-        yield Finding("small batch", {"x": few, "n": own.per_device_batch_size, "f": more})
+        values = {"x": few, "n": own.per_device_batch_size, "f": min(more, steps.total.value)}
+        yield Finding("small batch", values)
 
 
 def parts_of_steps(case: Case) -> Iterator[Finding]:
@@ -191,7 +192,9 @@ def _loading_advice(case: Case) -> Finding:
             more.append((step or math.inf, theirs.num_workers))
     if more:
         step, best = min(more)
-        kind = "more workers" if step < case.summary.step_milliseconds else "enough workers"
+        kind = "one worker" if best == 1 else "more workers"
+        if step >= case.summary.step_milliseconds:
+            kind = "enough workers"
         return Finding(kind, {"n": best, "m": workers, "s": step})
     # On a CPU all threads compute; a GPU needs one thread per process.
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)

@@ -220,8 +220,7 @@ def unsteadiness(row: Row) -> list[Finding]:
         wording = "spread of slices" if is_script else ""
         reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, wording=wording))
     for outcome, result in successful_runs(row):
-        if odd := _odd_epochs(row, result.timed_epochs):
-            reasons.append(Finding("stalled", {"n": outcome.block, "epochs": odd}))
+        reasons += _odd_epochs(row, outcome.block, result.timed_epochs)
     runs = zip(row.results, seconds, strict=True)
     first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
     if first and statistics.median(first) > LONG_FIRST and not is_script:
@@ -232,17 +231,18 @@ def unsteadiness(row: Row) -> list[Finding]:
     return reasons
 
 
-def _odd_epochs(row: Row, epochs: Sequence[EpochRecord]) -> Finding | None:
+def _odd_epochs(row: Row, block: int, epochs: Sequence[EpochRecord]) -> list[Finding]:
     """Return the epochs or slices that pull a run's mean away from its median, if any."""
     seconds = _comparable_seconds(row, epochs)
     mean, median = statistics.fmean(seconds), statistics.median(seconds)
     if abs(mean / median - 1) <= STALLED:
-        return None
+        return []
     sign = 1 if mean > median else -1
     odd = [(epoch, own) for epoch, own in zip(epochs, seconds, strict=True) if sign * (own / median - 1) > STALLED]
     numbers, times = tuple(epoch.epoch for epoch, _ in odd), tuple(own for _, own in odd)
     noun = ("slice" if row.configuration.is_script else "epoch") + ("" if len(odd) == 1 else "s")
-    return Finding(f"odd {noun}", {"n": numbers, "s": times, "m": median})
+    found = Finding(f"odd {noun}", {"n": numbers, "s": times, "m": median})
+    return [Finding("stalled", {"n": block, "epochs": found}, wording="" if sign > 0 else "fast period")]
 
 
 def _comparable_seconds(row: Row, epochs: Sequence[EpochRecord]) -> list[float]:

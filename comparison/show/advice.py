@@ -6,20 +6,23 @@ from itertools import islice
 
 from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis, best_tip
-from comparison.judge.decision import Decision
+from comparison.judge.decision import UNEQUAL, Decision
 from comparison.judge.fairness import NOT_SHOWN
 from comparison.judge.measures import PER_EPOCH, PER_SAMPLES, TO_TARGET, WHOLE_RUN
 from comparison.judge.remedies import find_remedies
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import Ratio
+from comparison.judge.statistics import FASTER, Ratio
+from comparison.judge.summaries import Finding
 from comparison.methods import all_cores_methods
 from comparison.plan.counterparts import BEFORE, TWIN
+from comparison.plan.flags import BUDGET
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
 from comparison.show.sentences import as_fast, finding_sentence, mebibytes, quoted, sentence, significant
 from comparison.words import count, join, say
 
 # Causes whose sentences contain advice.
 ADVISED = ("throttled", "too many workers", "shared cores", "resident loader", "waiting for data")
+HOPELESS = ("small network", "enough workers", "no core left")  # advice about loading that leaves nothing to do
 LARGE = 0.25  # share of what a step takes longer than ideal scaling, from which a cause is worth --prove
 HALVING = 4  # times as many runs halve an interval
 
@@ -63,33 +66,42 @@ def in_short(analysis: Analysis) -> list[str]:
 def _recommend(analysis: Analysis, decision: Decision) -> list[str]:
     kind, best = decision.kind, decision.best
     if kind == "not measured":
-        return [_unequal(analysis) or _not_compared(analysis)]
+        return [_not_compared(analysis)]
     if kind == "none eligible":
         return [say("none. No row may be used: {rows}.", rows=_reasons(analysis, decision, decision.ineligible))]
     if kind == "few runs":
-        fewest = count(min(entry.summary.runs for entry in decision.eligible), "run")
-        return [sentence("few runs", runs=fewest, row=best.label, time=_times(analysis, decision, best))]
+        runs = {entry.summary.runs for entry in decision.eligible}
+        values = {"runs": count(min(runs), "run"), "row": best.label, "time": _times(analysis, decision, best)}
+        return [sentence("few runs" if len(runs) == 1 else "fewer runs", **values)]
     if kind == "all cores":
         return [sentence("no answer: all cores"), *_fastest(analysis, decision)]
     if kind != "use":
         return [sentence(f"no answer: {kind}")]
     answer = [_use(analysis, decision)]
     if decision.tied:
-        simplest = decision.simplest
-        key = "tied, the simplest" if simplest is best else "tied"
-        most = say("simplest of them") if len(decision.tied) > 1 else say("simpler of the two")
-        rows = quoted(entry.label for entry in decision.tied)
-        answer.append(sentence(key, rows=rows, row=simplest.label, simplest=most))
+        answer.append(_tied(decision))
     if decision.wall_time.kind in (PER_EPOCH, PER_SAMPLES):
         longer = [cause for cause in best.causes if cause.kind == "start-up" and cause.wording != "takes less"]
         answer += [say("Not counted in the speed-up: {parts}.", parts=finding_sentence(cause)) for cause in longer]
     if decision.later:
         answer.append(say("From {n} epochs on, “{row}” is faster.", n=decision.pays_from, row=decision.later.label))
-    if faster := [name for name in decision.ineligible if decision.ratios[name].value < 1]:
+    if faster := [name for name in decision.ineligible if decision.ratios[name].inverse.words == FASTER]:
         answer.append(say("Faster, but excluded: {rows}.", rows=_reasons(analysis, decision, faster)))
     if memory := best.summary.memory:
         answer.append(say("Peak memory, all devices: {x} MiB.", x=mebibytes(memory.together)))
     return answer
+
+
+def _tied(decision):
+    """The rows that are tied with the recommended one, and the simplest of all these, unless others are as simple."""
+    rows, simplest = quoted(entry.label for entry in decision.tied), decision.simplest
+    if decision.best not in simplest:
+        several = " ones" if len(simplest) > 1 else ""
+        return sentence(f"tied, simpler{several}", rows=rows, simplest=quoted(entry.label for entry in simplest))
+    if len(simplest) > 1:
+        return say("It is statistically tied with {rows}.", rows=rows)
+    most = say("simplest of them") if len(decision.tied) > 1 else say("simpler of the two")
+    return sentence("tied, the simplest", rows=rows, simplest=most)
 
 
 def _not_compared(analysis):
@@ -126,7 +138,8 @@ def _fastest(analysis, decision):
     first, *others = decision.eligible
     time = _times(analysis, decision, first)
     sentences = [say("Of the rows measured, “{row}” is the fastest: {time}.", row=first.label, time=time)]
-    if tied := [entry.label for entry in others if not decision.ratios[entry.name].decided]:
+    ratios = [(entry.label, decision.ratios[entry.name]) for entry in others]
+    if tied := [label for label, ratio in ratios if ratio.low is not None and ratio.words != FASTER]:
         sentences.append(say("It is statistically tied with {rows}.", rows=quoted(tied)))
     return sentences
 
@@ -147,17 +160,6 @@ def _times(analysis, decision, entry, other=None):
     if not other:
         return say("{s} s {what}", s=own, what=what)
     return say("{s} s instead of {t} s {what}", s=own, t=significant(means[other.name]), what=what)
-
-
-def _unequal(analysis):
-    """The speed-ups of rows with unequal settings (--allow-unequal), or an empty string if there are none."""
-    rows = []
-    for entry in analysis.rows:
-        if entry.standing.speed_up and entry.standing.unequal:
-            fast = as_fast(entry.standing.speed_up, entry.standing.baseline.label)
-            unequal = join(", ", entry.standing.unequal)
-            rows.append(say("“{row}” is {fast}, with {settings}", row=entry.label, fast=fast, settings=unequal))
-    return say("none. The rows are unequal: {rows}.", rows=join("; ", rows)) if rows else ""
 
 
 # ---- what to do next
@@ -189,7 +191,7 @@ def _steps(analysis: Analysis) -> Iterator[str]:
     for entry in analysis.rows:
         check = report.equivalence.get(entry.name)
         if check and check.status == "failed" and check.difference is not None:
-            yield say("fix “{row}”: its weights are not those of the baseline.", row=entry.label)
+            yield say("fix “{row}”: its weights are not those of one device.", row=entry.label)
     disturbed = [row.foreign for row in report.rows if row.disturbed]
     if disturbed:
         most = max(disturbed, key=lambda foreign: foreign.share)
@@ -200,16 +202,17 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         yield say("run it again when the machine is quiet.")
     for row in report.all_rows:
         for run in row.troubles:
-            if run.status not in (OUT_OF_MEMORY, "not reached"):
+            if run.status not in (OUT_OF_MEMORY, "not reached") or row.configuration.is_script:
                 yield say("see {log}: “{row}” {status}.", row=row.label, status=run.status, log=run.log)
     for decision in decisions:
         yield from _to_decide(analysis, decision)
     parallel = fastest_parallel(analysis)
     for entry in [*(decision.best for decision in decisions if decision.best), *parallel[:1]]:
         for cause in entry.causes:
-            if cause.kind in ADVISED:
+            advice = cause.values.get("advice")
+            if cause.kind in ADVISED and not (isinstance(advice, Finding) and advice.kind in HOPELESS):
                 yield say("{row}: {words}", row=entry.label, words=finding_sentence(cause))
-    if not report.settings.get("prove") and not report.only_scripts:
+    if not (report.settings.get("prove") or report.only_scripts or report.fitted):
         causes = _causes_to_prove(analysis)
         for entry in parallel:
             if entry.name in causes and not any(entry in decision.tied for decision in decisions):
@@ -222,24 +225,27 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     if kind in ("all cores", "own batches", "few runs"):
         yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
     if kind in ("not measured", "none eligible"):
-        if settings["allow_unequal"]:
+        if settings["allow_unequal"] and any(why.startswith(UNEQUAL) for why in decision.ineligible.values()):
             yield say("give all rows the same settings, and leave out --allow-unequal.")
         if any(row.missed for row in analysis.report.rows):
             yield say("give more --epochs, or a lower --target-accuracy.")
-        if any(row.out_of_memory for row in analysis.report.rows):
+        if any(row.out_of_memory and not row.configuration.is_script for row in analysis.report.rows):
             yield say("give a smaller --batch-size.")
     if all(row.configuration.skip for row in analysis.report.rows):
         yield say("no row can run here; the report says why.")
-    if kind == "not measured" and analysis.report.only_scripts and not analysis.pairs[BEFORE]:
+    if kind == "not measured" and any(row.is_script for row in analysis.report.plan) and not analysis.pairs[BEFORE]:
         yield say("add a second --script COMMAND to compare it with.")
     elif kind == "not measured" and any(row.simulated for row in analysis.report.rows):
         yield sentence("only simulated")
     elif kind == "not measured" and not (analysis.sweeps or analysis.pairs[BEFORE]):
         yield say("leave out --methods to compare all, or name a second one.")
     if kind == "use" and best.row.configuration.what_if:
-        yield say("make the change “{row}” in your script; the report says how.", row=best.label)
+        yield say("make the change “{row}”; the report says how.", row=best.label)
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
-        yield sentence("more runs", n=HALVING * best.summary.runs, m=best.summary.runs)
+        typed = {"--budget": settings.get("budget") not in (None, BUDGET), "--margin": settings["margin"] is not None}
+        flags = join(" and ", [flag for flag, excludes in typed.items() if excludes])
+        key = "more runs instead" if flags else "more runs"
+        yield sentence(key, n=HALVING * best.summary.runs, m=best.summary.runs, flags=flags)
     for entry in analysis.rows:
         if decision.ineligible.get(entry.name, "").startswith(NOT_SHOWN):
             yield say("add --check-maths or more --repeats: “{row}” may prove to be as accurate.", row=entry.label)

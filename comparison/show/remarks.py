@@ -159,7 +159,7 @@ def definitions(report: Report) -> list[str]:
             sentence("slices", steps=count(report.settings["warmup"], "step")),
             sentence("samples"),
             speed_up,
-            sentence("time beside best"),
+            sentence("samples beside best"),
             sentence("efficiency"),
             sentence("phases of scripts"),
             memory,
@@ -194,18 +194,19 @@ def definitions(report: Report) -> list[str]:
 
 def not_measured(report: Report) -> list[str]:
     """Return what a reader could expect to find here and does not."""
-    methods = dict.fromkeys(row.configuration.method for row in report.rows)
+    methods = {row.configuration.method for row in report.rows}
+    parallel = [row for row in report.rows if row.results and len(row.results[0].devices) > 1]
     sentences: list[str] = []
     for row in report.rows:
         if row.simulated:
             values = {"row": named(row.configuration.label.replace(", simulated", "")), "values": row.values()}
             sentences.append(say("The speed of {row}{values}: it was simulated on one device.", **values))
-    for method in map(method_of, methods):
+    for method in map(method_of, dict.fromkeys(row.configuration.method for row in parallel)):
         if method.parts and method.parts.no_exchange not in methods:
             template = "What exchanging gradients costs {name}: use --methods ladder."
             sentences.append(say(template, name=method.called))
     for row in report.rows:
-        if row.out_of_memory and not row.results:
+        if row.out_of_memory and not (row.results or row.configuration.is_script):
             sentences.append(sentence("ran out of memory", row=row.label, batch=row.configuration.planned.batch))
     if (rows := sum(bool(row.results) for row in report.rows)) > MOST_ROWS:
         sentences.append(say("Figures of all rows: {n} are too many to draw one by one.", n=rows))
@@ -214,7 +215,8 @@ def not_measured(report: Report) -> list[str]:
     elif report.first.device == "cpu":
         sentences.append(say("Anything on this machine's GPUs: the comparison was run with --device cpu."))
     if report.outcomes and all(outcome.foreign_cores is None for outcome in report.outcomes):
-        sentences.append(sentence("unknown disturbance"))
+        several = all(row.configuration.nodes > 1 for row in report.rows)
+        sentences.append(sentence("disturbance of nodes" if several else "unknown disturbance"))
     if any(row.configuration.is_script for row in report.rows):
         sentences.append(sentence("not checked of scripts"))
     if not report.equivalence and not report.only_scripts:

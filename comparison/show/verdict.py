@@ -6,7 +6,7 @@ from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.measures import WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
-from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
+from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, decimals
 from comparison.judge.step_causes import with_loader_workers
 from comparison.methods import method_of, projected_method
 from comparison.rows import SWEEPS
@@ -119,9 +119,8 @@ def _step_of_script(analysis):
 
 def _maths(analysis):
     """How many rows passed --check-maths. The table names those that failed."""
-    others = [entry.name for entry in analysis.rows if not entry.is_baseline]
-    checks = [check for name in others if (check := analysis.report.equivalence.get(name))]
-    checked = [check for check in checks if check.difference is not None]
+    others = (analysis.report.equivalence.get(entry.name) for entry in analysis.rows if not entry.is_baseline)
+    checked = [check for check in others if check and check.difference is not None]
     same = [check.difference for check in checked if check.status == "ok"]
     template = "Weights after 20 steps equal one device's within {x:.1e} in {n} of {rows}."
     return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
@@ -198,9 +197,9 @@ def _mean_step(analysis, entry, most=None):
     key += " of as many devices" if entry.standing.devices == 1 else ""
     rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if not total.proved:
-        parts = parts or say("not significant")
+        parts = parts or (TOO_FEW if total.low is None else say("not significant"))
     elif abs(rest) >= REST * abs(total.value):
-        unknown = say("the remaining {x:+.1f} ms cannot be attributed", x=rest)
+        unknown = say("the remaining {x} ms cannot be attributed", x=f"{rest:+.{decimals(rest)}f}")
         parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
         if entry.unproved:
             parts = say("{parts} (perhaps {largest})", parts=parts, largest=finding_sentence(entry.unproved))
@@ -218,7 +217,7 @@ def _clauses(entry, account, most=None):
 
 def _costs(entry):
     """The costs of the wrapper, of contention and of communication, where simpler rows show them."""
-    costs, ranks, sentences = entry.costs, len(entry.row.results[0].devices), []
+    costs, ranks, sentences = entry.costs.undisturbed, len(entry.row.results[0].devices), []
     if costs.wrapper:
         name = method_of(entry.row.configuration.method).called
         sentences.append(sentence("wrapper", name=name, ratio=longer(costs.wrapper)))
@@ -273,10 +272,11 @@ def tell_guesses(analysis: Analysis) -> list[str]:
 def _guess_result(guess, speed_up):
     if not speed_up:
         return say("it has no speed-up")
-    if speed_up.disturbed or speed_up.low is None:
+    if speed_up.disturbed:
+        return say("measured {x:.2f} disturbed", x=speed_up.value)
+    if speed_up.low is None:
         return say("measured {ratio}, without an interval", ratio=speed_up)
-    inside = speed_up.low <= guess <= speed_up.high
-    return sentence("right guess" if inside else "wrong guess", ratio=speed_up)
+    return sentence("right guess" if speed_up.low <= guess <= speed_up.high else "wrong guess", ratio=speed_up)
 
 
 def tell_proofs(analysis: Analysis, proofs: Sequence[Proof]) -> list[str]:
@@ -295,6 +295,6 @@ def tell_proof(proof: Proof) -> str:
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
         shifted = [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved]
-        words = sentence(f"outcome {outcome}", sham=proof.sham, moved=join(", ", shifted))
+        words = sentence(f"outcome {outcome}", sham=-proof.sham.value if proof.sham else 0.0, moved=join(", ", shifted))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)

@@ -140,10 +140,11 @@ def test_rows_with_batches_of_their_own_are_not_compared():
     small, large, failed = batch("single", 64, SLOW), batch("ddp", 256, FAST), batch("single", 256, SLOW)[0]
     models = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
     fit, equal = {"fit_batch": True}, (SINGLE, row("ddp", FAST))
+    unlike = SINGLE, (configuration("ddp", batch_size=256), equal[1][1])
     for rows, settings, kind in (
-        *(((small, large), {}, "own batches"), (equal, fit, "own batches"), (equal, {}, "use")),
+        *(((small, large), {}, "own batches"), (unlike, fit, "own batches"), (equal, fit, "use"), (equal, {}, "use")),
         *(((small, (failed, ["failed"])), {}, "not measured"), ((SINGLE,), {}, "not measured")),
-        *((equal, {**fit, "target_accuracy": 0.6}, "use"), (models, {}, "not measured")),
+        *((unlike, {**fit, "target_accuracy": 0.6}, "use"), (models, {}, "not measured")),
     ):
         assert decide(*rows, **settings).kind == kind
 

@@ -165,6 +165,7 @@ def _half(result):
 
 SIMULATED = (configuration("dp"), runs("dp", simulated=True))
 ALIKE = (configuration("pipeline"), runs("pipeline", (1.0, 1.01, 0.99), count=2))
+TWICE = replace(DDP[0].planned, batch_size=200)
 INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
 WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
 LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
@@ -181,9 +182,8 @@ NEXT = {  # situation → (report, part of the next step)
     "only simulated": (report_of(SINGLE, SIMULATED), "can only be simulated on this machine"),
     "missed": (report_of(SINGLE, (DDP[0], ["not reached"] * 3), target_accuracy=0.9), "more --epochs, or a lower"),
     "memory": (report_of(SINGLE, (DDP[0], ["out of memory"])), "a smaller --batch-size"),
-    "unequal": (report_of(SINGLE, allow_unequal=True), "leave out --allow-unequal"),
     "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
-    "own batches": (report_of(SINGLE, DDP, fit_batch=True), "--target-accuracy"),
+    "own batches": (report_of(SINGLE, (replace(DDP[0], planned=TWICE), DDP[1]), fit_batch=True), "--target-accuracy"),
     "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),
     "tied": (report_of(SINGLE, DDP, ALIKE, UNSURE), "--repeats 12 (now 3)"),
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
