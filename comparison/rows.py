@@ -27,6 +27,7 @@ SWEEPS = {
     "bucket_mb": "--bucket-mb",
 }
 IN_EVERY_METHOD = tuple(name for name in SWEEPS if name in FLAGS)
+IN_LABEL: tuple[str, ...] = ("nodes", "nproc", "micro_batches")  # swept settings that a method's label contains
 IN_DIRECTORY = ("sh", "-c", 'cd "$0" && exec "$@"')  # before a directory and a command that runs there
 TRIED = ("ranks", "bf16")  # values of Configuration.what_if that change the training, so its accuracy is unknown
 
@@ -181,12 +182,12 @@ class Row:
         """Return the label among rows that differ only in the swept setting `name`."""
         return say("{name}{values}", name=named(self.configuration.label), values=self.values(without=name))
 
-    def values(self, without: str = "") -> str:
-        """Return in brackets the swept values, except `without`, that the method's label does not contain."""
+    def values(self, without: str = "", known: Sequence[str] = IN_LABEL) -> str:
+        """Return in brackets the swept values, except `without` and those of `known`, by default what the label has."""
         values = [
             valued(SWEEPS[name].lower(), value)
             for name, value in self.configuration.values.items()
-            if name in IN_EVERY_METHOD and name != without
+            if name not in (*known, without)
         ]
         return say(" ({values})", values=join(", ", values)) if values else ""
 

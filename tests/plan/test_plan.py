@@ -11,7 +11,7 @@ from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
 from comparison.plan.plan import make_order, make_plan, with_measured_cut
 from comparison.plan.scripts import parse_script, script_rows, variants_of
-from comparison.rows import baseline_of
+from comparison.rows import Row, baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
 from tests.reports import PROBE
 
@@ -120,6 +120,13 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     single, small, large = rows_of("single ddp", bucket_mb=[0.5, 25.0]).values()
     assert [flag(row, "--bucket-mb") for row in (small, large)] == ["0.5", "25"] and "--bucket-mb" not in single.command
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
+
+
+def test_no_two_rows_have_one_name():
+    swept = {"nproc": [1, 2], "num_workers": [0, 2], "model": list(MODELS[:2])}
+    rows = plan(**swept, micro_batches=[2, 8], bucket_mb=[1.0, 25.0], methods=ALL).values()
+    names = [Row(row, ()).label for row in rows]
+    assert len(names) > 40 and not [name for name in names if names.count(name) > 1]
 
 
 @pytest.mark.parametrize(
