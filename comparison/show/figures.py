@@ -13,9 +13,9 @@ from common.files.plots import save_figure, show_literally
 from common.files.writing import atomic_write
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
-from comparison.show.plots import draw_curves, draw_memory, draw_phases, draw_speed_ups, draw_timelines
+from comparison.show.plots import draw_memory, draw_phases, draw_speed_ups, draw_timelines
 from comparison.show.remarks import MOST_ROWS
-from comparison.show.sweep_plots import draw_map, draw_scaling, draw_sweep
+from comparison.show.sweep_plots import draw_curves, draw_map, draw_scaling, draw_sweep
 from comparison.show.terminal import fill
 from comparison.words import ENGLISH, spoken, widened
 

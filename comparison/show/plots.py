@@ -1,12 +1,9 @@
-"""The figures of rows: speed-up, memory, accuracy, phases of a step, and timelines."""
+"""The figures with a line or panel for each row: speed-up, memory, phases of a step, and timelines."""
 
 import math
-import statistics
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from common.files.plots import draw_timeline, new_figure, new_panels
 from common.files.results import PHASES
@@ -14,8 +11,6 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
-from comparison.judge.steps import paired
-from comparison.judge.summaries import successful_runs
 from comparison.methods import METHODS, Look, method_of
 from comparison.show.sentences import mebibytes
 from comparison.words import count, join, render, say
@@ -23,8 +18,6 @@ from comparison.words import count, join, render, say
 BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
-MOST_MARKERS = 20  # epochs: of more, the lines alone are legible
-VISIBLE = 1.0  # percentage points: accuracies that differ less are not drawn over the epochs
 
 
 def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
@@ -94,10 +87,11 @@ def draw_speed_ups(analysis: Analysis):
     axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)
     above = {"xycoords": axis.get_xaxis_transform(), "xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
     axis.annotate(render(say("baseline")), (1, 1), **above)
-    if compared[0].standing.speed_up.value > WIDE * compared[-1].standing.speed_up.value:
+    ratios = [entry.standing.speed_up for entry in compared]
+    if max(ratio.high or ratio.value for ratio in ratios) > WIDE * min(ratio.low or ratio.value for ratio in ratios):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-    left_out = count(len(analysis.done) - len(compared), "simulated or refused row")
+    left_out = count(len(analysis.done) - len(compared), "uncompared row")
     note = say(
         "speed-up over the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
         "95% confidence intervals; across the dashed line: not significant{more}",
@@ -135,61 +129,12 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
     compared = [entry for entry in entries if entry.memory_ratio]
     if not compared:
         return say("Peak memory of a device")
-    most = max(compared, key=lambda entry: abs(math.log(entry.memory_ratio)))
-    if not most.much_memory:
+    much = [entry for entry in compared if entry.much_memory]
+    if not much:
         return say("No row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
+    most = max(much, key=lambda entry: abs(math.log(entry.memory_ratio)))
     base = most.standing.baseline.label
     return say("“{row}” needs {x:.2f} times the memory of “{base}”", row=most.label, x=most.memory_ratio, base=base)
-
-
-def draw_curves(analysis: Analysis):
-    """Draw the rows' accuracy over seconds, and also over epochs if it differs visibly between rows."""
-    done = [entry for entry in analysis.done if entry.row.learns]
-    timed = [entry for entry in done if not entry.row.simulated]
-    if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):
-        return None
-    common = set.intersection(*({run.block for run, _ in successful_runs(entry.row)} for entry in done))
-    accuracies = [100 * _epochs(entry.row, "test_accuracy", common) for entry in done]
-    apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))
-    figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
-    for entry, points in zip(done, accuracies, strict=True):
-        style = {"markersize": 6, **style_of(analysis, entry), "label": render(entry.label)}
-        if len(points) > MOST_MARKERS:
-            style["marker"] = ""
-        for axis in over_epochs:
-            axis.plot(range(1, 1 + len(points)), points, **style)
-        if entry in timed:
-            over_time.plot(_epochs(entry.row, "train_seconds", common).cumsum(), points, **style)
-    for axis in over_epochs:
-        axis.set(xlabel=render("epoch"), ylabel=render(say("test accuracy (%)")))
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    over_time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
-    finding = curves_finding(done if apart else timed)
-    runs = say("; mean of the runs with the same seeds" if analysis.report.stopped_rows else "; mean of the runs")
-    return finish(figure, analysis, finding, runs, ncols=2, handlelength=4)
-
-
-def curves_finding(entries: Sequence[RowAnalysis]) -> str:
-    """Return the title of the figure of accuracies."""
-    apart = {
-        entry.label: 100 * statistics.mean(own - other for own, other in pairs)
-        for entry in entries
-        if entry.standing.baseline and not entry.is_baseline
-        if (pairs := paired(entry.row, entry.standing.baseline, lambda result: result.epochs[-1].test_accuracy))
-    }
-    if not apart:
-        return say("Accuracy over the training")
-    most = max(apart, key=lambda label: abs(apart[label]))
-    far = abs(apart[most])
-    if far < 0.05:
-        return say("Final accuracy: every row within 0.1 points of its baseline")
-    return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
-
-
-def _epochs(row, name, blocks):
-    """The mean of an attribute over the runs in these blocks, or over all, for each epoch that all of them have."""
-    epochs = zip(*(own.epochs for run, own in successful_runs(row) if run.block in blocks or not blocks), strict=False)
-    return np.array([statistics.fmean(getattr(record, name) for record in records) for records in epochs])
 
 
 # ---- steps

@@ -13,7 +13,7 @@ from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
 from comparison.show.remarks import not_measured
-from comparison.show.sweep_plots import find_maps
+from comparison.show.sweep_plots import curves_finding, find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
 from tests.reports import SINGLE, configuration, make_result, report_of, runs
@@ -120,7 +120,7 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
-        assert plots.curves_finding(analyse(compared).done) == finding
+        assert curves_finding(analyse(compared).done) == finding
 
 
 def test_accuracies_are_drawn_for_the_runs_with_the_same_seeds():
@@ -154,7 +154,7 @@ def test_a_dot_without_a_claim_says_so():
     assert words == ["UNEQUAL settings", "undecided", "", ""] and "left out" not in figure.get_supxlabel()
     simulated = (configuration("dp"), runs("dp", simulated=True))
     figure = drawn("speed-up", SINGLE, undecided, simulated)
-    assert "1 simulated or refused row left out" in figure.get_supxlabel()
+    assert "1 uncompared row left out" in figure.get_supxlabel()
 
 
 def test_the_title_of_the_phases_ignores_simulated_rows():
@@ -205,3 +205,99 @@ def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypa
 def test_the_curves_of_long_trainings_have_no_markers(epochs, marked):
     (axis,) = drawn("curves", SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))).axes
     assert [line.get_marker() not in ("", "None") for line in axis.get_lines()] == [True, marked]
+
+
+def test_the_title_about_memory_misses_no_row_that_needs_much_more():
+    """0.82 is farther from 1 than 1.21 by logarithms, but not far enough to be named."""
+    sizes = (("single", 100), ("ddp", 121), ("fsdp", 82))
+    made = [(configuration(name), runs(name, peak_memory_bytes=(size * 2**20,))) for name, size in sizes]
+    assert plots.memory_finding(analyse(report_of(*made)).done) == "“DDP” needs 1.21 times the memory of “SINGLE”"
+
+
+def test_the_values_of_a_map_are_in_the_order_of_the_plan_whatever_failed():
+    made = rows(1, "map")
+    made[4] = (made[4][0], ["failed"])  # DDP, with the first model and the smaller batch
+    (axis,) = drawn("map", *made).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["64", "256"]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["lenet", "resnet8"]
+
+
+def test_a_map_colors_no_cell_that_is_practically_equal():
+    made = [(row, runs(row.method, (2.0 if row.method == "single" else 1.7,) * 3)) for row, _ in rows(1, "map")]
+    for margin, colored in ((None, True), (0.3, False)):
+        (axis,) = drawn("map", *made, equal_within=margin).axes
+        red, green, blue, _ = axis.patches[0].get_facecolor()
+        assert axis.texts[0].get_text() == "1.18" and not axis.patches[0].get_hatch()
+        assert (max(red, green, blue) - min(red, green, blue) > 0.02) == colored
+
+
+def at_each(method, counts, **values):
+    """Rows of a sweep over the number of devices."""
+    return [
+        (
+            replace(configuration(method, values={"nproc": count, **values}), label=f"{method.upper()} ×{count}"),
+            runs(method, (2.0 / count, 2.02 / count, 1.98 / count), count=count, world_size=count),
+        )
+        for count in counts
+    ]
+
+
+@pytest.mark.parametrize(
+    "baseline, made, ideal",
+    [
+        ("single", [SINGLE, *at_each("ddp", (2, 4))], [1, 4]),
+        ("ddp", [*at_each("ddp", (2, 4)), *at_each("fsdp", (2, 4))], None),  # each has a baseline of as many devices
+        (  # whose four threads are as much as four devices
+            "single-all-cores",
+            [
+                (configuration("single-all-cores", threads=4), runs("single-all-cores", threads_per_process=4)),
+                *at_each("ddp", (2, 4)),
+            ],
+            [1 / 4, 1],
+        ),
+    ],
+)
+def test_the_ideal_line_is_relative_to_the_devices_of_the_baseline(baseline, made, ideal):
+    (axis,) = drawn("scaling", *made, baseline=baseline, project=["8"]).axes
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    found = lines.get("ideal: linear speed-up")
+    assert (found and [*found.get_ydata()]) == ideal
+
+
+def test_series_that_differ_in_a_setting_have_different_names():
+    made = [row for parts in (2, 4) for row in at_each("pipeline", (2, 4), micro_batches=parts)]
+    labels = [text.get_text() for text in drawn("scaling", SINGLE, *made).legends[0].get_texts()]
+    assert {"pipeline (micro-batches 2), measured", "pipeline (micro-batches 4), measured"} < {*labels}
+    buckets = [
+        (configuration("ddp", values={"bucket_mb": size}), runs("ddp", count=2, world_size=2)) for size in (1.0, 25.0)
+    ]
+    assert [row.label for row in report_of(SINGLE, *buckets).rows[1:]] == [
+        "DDP (--bucket-mb 1.0)",
+        "DDP (--bucket-mb 25.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "single, ddp, words",
+    [
+        ((0.7, 0.8), (0.73, None), "; mean of the runs with the same seeds"),
+        ((0.7, None), (None, 0.73), "; mean of the runs"),
+        ((0.7, 0.8), (0.73, 0.8), "; mean of the runs"),
+    ],
+)
+def test_the_title_of_the_curves_says_which_runs_they_show(single, ddp, words):
+    title = drawn("curves", learned("single", *single), learned("ddp", *ddp)).get_suptitle()
+    assert title.endswith(f"each{words}")
+
+
+def test_a_long_interval_makes_the_axis_of_ratios_logarithmic():
+    noisy = (configuration("ddp"), runs("ddp", (0.5, 1.5))), (configuration("fsdp"), runs("fsdp", (2.0, 0.9)))
+    (axis,) = drawn("speed-up", SINGLE, *noisy).axes
+    assert axis.get_xscale() == "log"
+
+
+def test_a_row_without_a_baseline_is_not_called_simulated_or_refused():
+    made = rows(1, "sweep")
+    made[0] = (made[0][0], ["failed"])
+    note = drawn("speed-up", *made).get_supxlabel()
+    assert note.endswith("\n1 uncompared row left out")
