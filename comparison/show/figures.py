@@ -13,10 +13,9 @@ from common.files.plots import save_figure, show_literally
 from common.files.writing import atomic_write
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
-from comparison.show.plots import draw_memory, draw_phases, draw_speed_ups, draw_timelines
+from comparison.show.plots import draw_memory, draw_phases, draw_speed_ups, draw_timelines, fitted
 from comparison.show.remarks import MOST_ROWS
 from comparison.show.sweep_plots import draw_curves, draw_map, draw_scaling, draw_sweep
-from comparison.show.terminal import fill
 from comparison.words import ENGLISH, spoken, widened
 
 MARGIN = 0.1  # inches
@@ -99,11 +98,12 @@ def wrap_titles(figure) -> None:
     """Wrap the titles of the figure and its panels, and make the figure taller to fit them."""
     width = figure.bbox.width - 2 * MARGIN * figure.dpi
     added = [_wrap(text, width) for text in figure.texts]
-    above_panels = []
+    above: dict[int, float] = {}  # the panels of a row, by its number
     for axes in figure.axes:
-        columns = axes.get_subplotspec().get_gridspec().ncols
-        above_panels.append(_wrap(axes.title, AXES_SHARE * width / columns))
-    figure.set_figheight(figure.get_figheight() + sum(added) + max(above_panels))
+        place = axes.get_subplotspec()
+        height = _wrap(axes.title, AXES_SHARE * width / place.get_gridspec().ncols)
+        above[place.rowspan.start] = max(height, above.get(place.rowspan.start, 0.0))
+    figure.set_figheight(figure.get_figheight() + sum(added) + sum(above.values()))
 
 
 def _wrap(text, width):
@@ -112,5 +112,5 @@ def _wrap(text, width):
     columns = max(len(widened(line)) for line in lines)
     while text.get_window_extent().width > width and columns > FEWEST_COLUMNS:
         columns -= 1
-        text.set_text("\n".join(fill(line, columns) for line in lines))
+        text.set_text("\n".join(fitted(line, columns) for line in lines))
     return (text.get_window_extent().height - height) / text.get_figure().dpi

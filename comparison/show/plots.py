@@ -1,6 +1,7 @@
 """The figures with a line or panel for each row: speed-up, memory, phases of a step, and timelines."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
@@ -12,11 +13,14 @@ from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.methods import METHODS, Look, method_of
-from comparison.show.sentences import mebibytes
+from comparison.show.sentences import mebibytes, milliseconds
+from comparison.show.terminal import fill
 from comparison.words import count, join, render, say
 
 BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
+LABEL_COLUMNS = 40  # characters in a line of a label
+NUMBER_SHARE = 0.0225  # of the width of all panels, for each digit of a number beside their bars
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
 
 
@@ -45,16 +49,26 @@ def finish(figure, analysis: Analysis, finding: str, more: str = "", note: str =
     if note:
         figure.supxlabel(render(note))
     if legend:
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc=BELOW, **legend)
+        artists, labels = figure.axes[0].get_legend_handles_labels()
+        labels = [fitted(label, LABEL_COLUMNS) for label in labels]
+        figure.set_figheight(figure.get_figheight() + 0.1 * sum(label.count("\n") for label in labels))
+        figure.legend(artists, labels, loc=BELOW, **legend)
     return figure
+
+
+def fitted(text: str, columns: int) -> str:
+    """Render a text and wrap it; a word that is too long for a line, as a path, is broken."""
+    return "\n".join(part for line in fill(text, columns).splitlines() for part in textwrap.wrap(line, columns))
 
 
 def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
     """Return (figure, axes), each panel with one horizontal line per row, the first on top, labelled on the left."""
-    figure, axes, columns = new_panels(panels, 1.4, 0.6 + 0.36 * len(entries))
+    labels = [fitted(entry.label, LABEL_COLUMNS) for entry in entries]
+    lines = max(label.count("\n") + 1 for label in labels)
+    figure, axes, columns = new_panels(panels, 1.4, 0.6 + max(0.36, 0.04 + 0.19 * lines) * len(entries))
     for number, axis in enumerate(axes):
-        shown = () if number % columns else entries
-        axis.set_yticks(range(len(shown)), [render(entry.label) for entry in shown])
+        shown = () if number % columns else labels
+        axis.set_yticks(range(len(shown)), shown)
         axis.set_ylim(len(entries) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")
     return figure, axes
@@ -154,12 +168,13 @@ def draw_phases(analysis: Analysis):
         for color, width in (("white", 3.5), ("black", 1.5)) if ideals else ():  # visible on any color
             axis.plot([*ideals.values()], [*ideals], "|", color=color, markersize=22, markeredgewidth=width)
         for place, own in enumerate(known):
-            number, at_right = f"{own[name]:.1f}" if name in own else "", axis.get_yaxis_transform()
+            number, at_right = milliseconds(own[name]) if name in own else "", axis.get_yaxis_transform()
             axis.text(0.98, place, number, transform=at_right, ha="right", va="center")
         axis.set_title(render(name))
     end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols
+    longest = max(len(milliseconds(time)) for own in known for time in own.values())
     for axis in axes:
-        axis.set_xlim(0, end / (1 - 0.09 * across))  # leaves room for the numbers
+        axis.set_xlim(0, end / (1 - min(0.7, NUMBER_SHARE * longest * across)))  # leaves room for the numbers
     ticks = [say("tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
     return finish(figure, analysis, phase_finding(analysis), note=join("\n", [phase_unit(analysis), *ticks]))
 
@@ -203,8 +218,8 @@ def phase_finding(analysis: Analysis) -> str:
     excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
     if excess <= 0:
         return say("Where a step's time goes")
-    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
-    return say(template, row=row, x=time, y=time - excess, phase=say(phase))
+    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x} instead of {y} ms"
+    return say(template, row=row, x=milliseconds(time), y=milliseconds(time - excess), phase=say(phase))
 
 
 def draw_timelines(analysis: Analysis):
@@ -218,7 +233,7 @@ def draw_timelines(analysis: Analysis):
     legend: dict[str, object] = {}
     for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
         legend = {**draw_timeline(axis, spans), **legend}
-        axis.set_title(render(label), loc="left")
+        axis.set_title(render(label), x=0, ha="left")
     axes[-1].set_xlabel(render(say("milliseconds; two traced steps, which take a little longer than timed ones")))
     figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
     return finish(figure, analysis, waiting_finding(timelines))

@@ -77,6 +77,11 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
+def milliseconds(value: float) -> str:
+    """Return a time with one decimal, or with two below 1 ms."""
+    return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Return a positive number with so many significant digits, or as an integer if that has more."""
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"

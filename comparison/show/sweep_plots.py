@@ -16,12 +16,14 @@ from comparison.judge.steps import paired
 from comparison.judge.summaries import successful_runs
 from comparison.methods import projected_method
 from comparison.rows import SWEEPS
-from comparison.show.plots import finish, speed_up_finding, style_of
+from comparison.show.plots import finish, fitted, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
 # Purple is faster, orange is slower; readable for color-blind people. Twice and half as fast have the full color.
 COLORS = "PuOr"
+MOST_CHARACTERS = 20  # in a line of a value at an axis
+ROOM = 75  # characters of values, side by side in all panels
 MOST_MARKERS = 20  # epochs: of more, the lines alone are legible
 VISIBLE = 1.0  # percentage points: accuracies that differ less are not drawn over the epochs
 Cells = dict[tuple[object, object], RowAnalysis]
@@ -85,7 +87,7 @@ def draw_sweep(analysis: Analysis, name: str):
     sweeps = [sweep for sweep in analysis.sweeps if sweep.name == name]
     if not sweeps:
         return None
-    figure, axes, _ = new_panels(len(sweeps), 1.4, 3.4)
+    figure, axes, columns = new_panels(len(sweeps), 1.4, 3.4)
     for axis, sweep in zip(axes, sweeps, strict=True):
         numbers = [entry.summary for entry in sweep.rows]
         times = np.array([1e6 / summary.images_per_second for summary in numbers])
@@ -93,10 +95,12 @@ def draw_sweep(analysis: Analysis, name: str):
         below, above = times * (1 - epochs[0] / epochs[1]), times * (epochs[2] / epochs[1] - 1)
         bounds = np.maximum(0.0, [below, above])  # rounding may make them negative
         data = times * [summary.waiting_share for summary in numbers]
-        values = [str(sweep.value(entry)) for entry in sweep.rows]
-        axis.bar(values, data, color=PHASES["data"].color, label=render("waiting for data"))
+        values, places = [fitted(str(sweep.value(entry)), MOST_CHARACTERS) for entry in sweep.rows], range(len(times))
+        axis.bar(places, data, color=PHASES["data"].color, label=render("waiting for data"))
         rest = render(say("the rest of the step"))
-        axis.bar(values, times - data, bottom=data, label=rest, yerr=bounds, color="#BBBBBB")
+        axis.bar(places, times - data, bottom=data, label=rest, yerr=bounds, color="#BBBBBB")
+        crowded = columns * len(values) * (1 + max(map(len, values))) > ROOM
+        axis.set_xticks(places, values, **({"rotation": 30, "ha": "right"} if crowded else {}))
         axis.grid(visible=False, axis="x")
         title = [series_name((entry.row for entry in sweep.rows), name), fastest_value(analysis, sweep)]
         axis.set(xlabel=render(SWEEPS[name].lower()), ylabel=render(say("time per image (µs)")), ylim=(0, None))
@@ -193,7 +197,7 @@ def draw_map(analysis: Analysis):
         names = {"xlabel": render(SWEEPS[horizontal].lower()), "ylabel": render(SWEEPS[vertical].lower())}
         axis.set(title=render(_series_label(cells)), **names)
         axis.set_xticks(range(len(columns)), map(str, columns))
-        axis.set_yticks(range(len(rows)), map(str, rows))
+        axis.set_yticks(range(len(rows)), [fitted(str(row), MOST_CHARACTERS) for row in rows])
         axis.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
         axis.grid(visible=False)
         axis.spines[:].set_visible(False)
@@ -210,7 +214,7 @@ def _draw_cell(axis, row, column, speed_up):
 
     strength = 0.0 if speed_up.words == EQUAL else max(-1.0, min(1.0, math.log2(speed_up.value)))
     look = {"facecolor": matplotlib.colormaps[COLORS](0.5 + 0.5 * strength), "hatch": ""}
-    text = {"color": "white" if abs(strength) > 0.7 else "black", "bbox": None}
+    text = {"color": "black" if -0.76 < strength < 0.62 else "white", "bbox": None}  # the better contrast
     if not speed_up.decided:
         look = {"facecolor": "white", "hatch": "//"}
         text = {"color": "black", "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 2}}

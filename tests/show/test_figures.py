@@ -1,5 +1,6 @@
 """The figures of a comparison: what their titles and axes say, and that every text lies inside its figure."""
 
+import itertools
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -43,16 +44,26 @@ def rows(panels, kind):
     return made
 
 
+LONG = "/home/somebody/networks/with_a_name_that_is_longer_than_a_line.py with options, pipeline ×2, 4 micro-batches"
+
+
+def named_at_length(made):
+    """The rows with long names."""
+    return [(replace(row, label=f"{LONG} {number}"), results) for number, (row, results) in enumerate(made)]
+
+
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 @pytest.mark.parametrize("panels, language", [(1, "en"), (2, "zh"), (4, "en"), (4, "zh")])
-@pytest.mark.parametrize("kind", ["map", "sweep", "fit"])
+@pytest.mark.parametrize("kind", ["map", "sweep", "fit", "names"])
 def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(figures, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
     monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
     monkeypatch.setattr(figures, "save_figure", lambda figure, path: shown.setdefault(path.name, figure))
     long = {"dataset": "synthetic-mnist-with-a-long-name", "batch_size": [64, 256], "max_steps": 100}
-    report = report_of(*rows(panels, kind), fit_batch=kind == "fit", **long)
+    made = named_at_length(rows(panels, kind)) if kind == "names" else rows(panels, kind)
+    report = report_of(*made, fit_batch=kind == "fit", **long)
+    report = replace(report, timelines={row.name: (Span(0, "step", "forward", 0.0, 1.0),) for row, _ in made})
     with speaking(language):
         figures.draw_all(analyse(report), tmp_path)
     assert {"map.png" if kind == "map" else "sweep-batch-size.png", "curves.png", "speed-up.png"} <= {*shown}
@@ -301,3 +312,47 @@ def test_a_row_without_a_baseline_is_not_called_simulated_or_refused():
     made[0] = (made[0][0], ["failed"])
     note = drawn("speed-up", *made).get_supxlabel()
     assert note.endswith("\n1 uncompared row left out")
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize("long", [False, True])
+def test_no_bar_of_a_phase_covers_its_number(long, unit):
+    made = [(configuration(name), runs(name, phases=[unit * time for time in (1.5, 1, 20, 40, 3)])) for name in METHODS]
+    figure = drawn("phases", *(named_at_length(made[:3]) if long else made[:3]))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_window_extent().x1 for bar in axis.patches}
+        assert all(text.get_window_extent().x0 > bars[round(text.get_position()[1])] for text in axis.texts)
+    numbers = {text.get_text() for axis in figure.axes for text in axis.texts}
+    assert {"0.20", "0.40"} <= numbers if unit == 0.01 else f"{40 * unit:.1f}" in numbers
+
+
+def test_long_values_at_an_axis_do_not_overlap():
+    models = ("lenet", "mlp", "resnet8", "resnet18", "mobilenet", "transformer")
+    made = [
+        (configuration(method, values={"model": model}, model=model), runs(method))
+        for method in ("single", "ddp", "fsdp")
+        for model in models
+    ]
+    figure = drawn("sweep-model", *made)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        labels = axis.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        rotated = {label.get_rotation() for label in labels} == {30}
+        assert rotated or all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def test_numbers_on_a_map_have_enough_contrast():
+    made = [(row, runs(row.method, (2.0,) * 3)) for row, _ in rows(1, "map")]
+    for speed_up in (0.5, 0.6, 0.65, 0.8, 1.2, 1.4, 1.5, 1.55, 1.6, 2.0):
+        made[4:] = [(row, runs("ddp", (2.0 / speed_up,) * 3)) for row, _ in made[4:]]
+        (axis,) = drawn("map", *made).axes
+        cell, number = (_luminance(color) for color in (axis.patches[0].get_facecolor(), axis.texts[0].get_color()))
+        assert (max(cell, number) + 0.05) / (min(cell, number) + 0.05) > 4, speed_up
+
+
+def _luminance(color):
+    """The relative luminance (WCAG)."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
