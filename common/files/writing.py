@@ -118,7 +118,9 @@ def _new_part(path):
 def short_name(name: str) -> str:
     """Return `name`; if it is too long for a file name with a suffix, its beginning and a checksum."""
     encoded = os.fsencode(name)
-    return name if len(encoded) <= 200 else f"{os.fsdecode(encoded[:180])}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+    if len(encoded) <= 200:
+        return name
+    return f"{encoded[:180].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
 def _keep_mode(descriptor, path):

@@ -356,3 +356,17 @@ def _luminance(color):
     """The relative luminance (WCAG)."""
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_the_figure_of_one_run_names_all_its_devices_inside_the_figure(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("common.files.plots.save_figure", lambda figure, path: kept.append(figure))
+    names = ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA A100-SXM4-80GB"]
+    devices = tuple(f"cuda:{number} ({name})" for number, name in enumerate(names))
+    result = make_result("ddp", devices=devices, reason=f"{LONG}; {LONG}")
+    draw_curves(replace(result, config={**result.config, "model": LONG, "dataset": f"folder:{'x' * 120}"}), tmp_path)
+    (figure,) = kept
+    assert "ddp, 2 × NVIDIA H100 80GB HBM3, 1 × NVIDIA A100-SXM4-80GB" in " ".join(figure.get_suptitle().split())
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    assert box.x0 > 0 and box.x1 < figure.get_figwidth() and figure.axes[0].get_position().height > 0.4
