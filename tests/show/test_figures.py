@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -352,10 +353,37 @@ def test_numbers_on_a_map_have_enough_contrast():
         assert (max(cell, number) + 0.05) / (min(cell, number) + 0.05) > 4, speed_up
 
 
+def _linear(color):
+    return np.array([part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)])
+
+
 def _luminance(color):
     """The relative luminance (WCAG)."""
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    return float(np.array((0.2126, 0.7152, 0.0722)) @ _linear(color))
+
+
+# How colors are seen without one kind of cones (G. M. Machado et al., 2009), in linear RGB; and linear RGB to CIE XYZ.
+SEEN = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_the_colors_of_the_phases_differ_for_the_color_blind(eyes):
+    """By the CIE's difference of 1976, of which 2 are just noticeable."""
+
+    def lab(color):
+        x, y, z = np.cbrt(XYZ @ np.clip(np.array(SEEN[eyes]) @ _linear(color), 0, 1) / (0.9505, 1, 1.089))
+        return np.array((116 * y - 16, 500 * (x - y), 200 * (y - z)))
+
+    colors = {name: lab(phase.color) for name, phase in PHASES.items()}
+    pairs = itertools.combinations(colors, 2)
+    near = {pair: far for pair in pairs if (far := np.linalg.norm(colors[pair[0]] - colors[pair[1]])) < 19}
+    assert not near and all(1.05 / (_luminance(phase.color) + 0.05) > 3 for phase in PHASES.values())
 
 
 def test_the_figure_of_one_run_names_all_its_devices_inside_the_figure(tmp_path, monkeypatch):
