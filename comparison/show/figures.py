@@ -56,13 +56,7 @@ def find_font(language: str) -> str | None:
     """Return a font with Chinese characters, or None for English. Raises SuiteError (MACHINE) if none is installed."""
     if language == ENGLISH:
         return None
-    from matplotlib.font_manager import findSystemFonts, fontManager, get_font_names
-
-    if not {*FONTS} & {*get_font_names()}:  # matplotlib's font list is cached
-        for file in {*findSystemFonts()} - {known.fname for known in fontManager.ttflist}:
-            with contextlib.suppress(RuntimeError):  # unreadable font file
-                fontManager.addfont(file)
-    installed = [name for name in FONTS if name in get_font_names()]
+    installed = _installed()
     if not installed:
         raise SuiteError(
             "there is no font with Chinese characters for the figures",
@@ -73,13 +67,29 @@ def find_font(language: str) -> str | None:
     return installed[0]
 
 
+def _installed() -> list[str]:
+    """Return those of FONTS that are installed."""
+    from matplotlib.font_manager import findSystemFonts, fontManager, get_font_names
+
+    if not {*FONTS} & {*get_font_names()}:  # matplotlib's font list is cached
+        for file in {*findSystemFonts()} - {known.fname for known in fontManager.ttflist}:
+            with contextlib.suppress(RuntimeError):  # unreadable font file
+                fontManager.addfont(file)
+    return [name for name in FONTS if name in get_font_names()]
+
+
 def keep_figure(figure, path: Path) -> Path:
     """Write `figure` as PNG and SVG, and return the path of the PNG."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.text import Text
 
-    font = find_font(spoken())
-    with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
+    font, fonts = find_font(spoken()), matplotlib.rcParams["font.sans-serif"]
+    if font:
+        fonts = [font]
+    elif any(widened(text.get_text()) != text.get_text() for text in figure.findobj(Text)):  # a name in Chinese
+        fonts = [*fonts, *_installed()]
+    with matplotlib.rc_context({"font.sans-serif": fonts}):
         show_literally(figure)  # before titles are measured
         wrap_titles(figure)
         save_figure(figure, path)

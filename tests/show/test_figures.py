@@ -4,6 +4,7 @@ import itertools
 from dataclasses import replace
 from unittest.mock import Mock
 
+import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -398,3 +399,13 @@ def test_the_figure_of_one_run_names_all_its_devices_inside_the_figure(tmp_path,
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert box.x0 > 0 and box.x1 < figure.get_figwidth() and figure.axes[0].get_position().height > 0.4
+
+
+@pytest.mark.parametrize("label, drawn_with", [("训练", True), ("train", False)])
+def test_chinese_names_have_a_font_in_english_figures_too(label, drawn_with, tmp_path, monkeypatch):
+    families = []
+    monkeypatch.setattr(figures, "FONTS", ("none", "STIXGeneral"))  # the second comes with matplotlib
+    monkeypatch.setattr(figures, "save_figure", lambda *_: families.append(matplotlib.rcParams["font.sans-serif"]))
+    monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
+    figures.keep_figure(drawn("memory", (replace(SINGLE[0], label=label), SINGLE[1])), tmp_path / "memory.png")
+    assert families[0][0] == "DejaVu Sans" and ("STIXGeneral" in families[0]) == drawn_with
