@@ -210,10 +210,11 @@ def ideal_phase(analysis: Analysis, entry: RowAnalysis, phase: str) -> float | N
 def phase_finding(analysis: Analysis) -> str:
     """Return the title of the phases: which phase of which row exceeds ideal scaling by the most milliseconds."""
     found = [
-        (time - (ideal_phase(analysis, entry, phase) or 0.0), entry.label, phase, time)
+        (time - (ideal or 0.0), entry.label, phase, time)
         for entry in analysis.done
         if entry.rivals_baseline and not entry.row.simulated
         for phase, time in entry.summary.phases.known.items()
+        if (ideal := ideal_phase(analysis, entry, phase)) is not None or phase == "exchange"  # one device has none
     ]
     excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
     if excess <= 0:

@@ -40,7 +40,7 @@ def test_nan_is_null_in_json(tmp_path):
     [
         ("}", "", "JSONDecodeError"),
         (f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', "its schema_version is 99, not "),
-        ('"steps": ', '"steps": 1e400, "coffee": ', "a number in it is infinite"),
+        ('"steps": ', '"steps": 1e400, "coffee": ', "a number in it is not finite"),
         ('"steps": ', '"coffee": 1, "steps": ', r"\$\.epochs\[0\]\.coffee is unknown"),
         ('"data_ranks": 1,', "", r"\$\.data_ranks is missing"),
     ],

@@ -19,7 +19,7 @@ from comparison.show.remarks import not_measured
 from comparison.show.sweep_plots import curves_finding, find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
-from tests.reports import SINGLE, configuration, make_result, report_of, runs
+from tests.reports import OWN_PHASES, SINGLE, configuration, each_epoch, make_result, report_of, runs, script
 
 
 def drawn(name, *rows, **settings):
@@ -409,3 +409,11 @@ def test_chinese_names_have_a_font_in_english_figures_too(label, drawn_with, tmp
     monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
     figures.keep_figure(drawn("memory", (replace(SINGLE[0], label=label), SINGLE[1])), tmp_path / "memory.png")
     assert families[0][0] == "DejaVu Sans" and ("STIXGeneral" in families[0]) == drawn_with
+
+
+def test_a_phase_that_the_baseline_does_not_measure_has_no_ideal_time():
+    alone, (other, results) = script("alone", 60), script("loads", 60)
+    unmeasured = [each_epoch(result, phases=replace(OWN_PHASES, data=None, rest=40.0)) for result in alone[1]]
+    waits = [each_epoch(result, phases=replace(OWN_PHASES, data=30.0, forward=21.0)) for result in results]
+    title = plots.phase_finding(analyse(report_of((alone[0], unmeasured), (other, waits))))
+    assert title == "Largest excess over ideal scaling: forward of “loads”, 21.0 instead of 20.0 ms"
