@@ -11,7 +11,7 @@ from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
 from comparison.judge.projection import LABEL
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import EQUAL, FASTER
+from comparison.judge.statistics import DISTURBED, EQUAL, FASTER
 from comparison.judge.steps import paired
 from comparison.judge.summaries import successful_runs
 from comparison.methods import projected_method
@@ -127,7 +127,10 @@ def draw_scaling(analysis: Analysis):
         values = [ratio.value for ratio in ratios]
         ends = [(ratio.low or ratio.value, ratio.high or ratio.value) for ratio in ratios]
         bounds = np.abs(np.array(ends).T - values)
-        label = render(say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc")))
+        words: list[str] = [say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc"))]
+        words += [say("UNEQUAL settings")] if any(entry.standing.unequal for entry in entries) else []
+        words += [DISTURBED] if any(ratio.disturbed for ratio in ratios) else []
+        label = render(join(", ", words))
         look = {"label": label, **style_of(analysis, entries[0])}
         axis.errorbar(devices, values, yerr=bounds, **look)
         most = max(most, devices[-1])

@@ -417,3 +417,16 @@ def test_a_phase_that_the_baseline_does_not_measure_has_no_ideal_time():
     waits = [each_epoch(result, phases=replace(OWN_PHASES, data=30.0, forward=21.0)) for result in results]
     title = plots.phase_finding(analyse(report_of((alone[0], unmeasured), (other, waits))))
     assert title == "Largest excess over ideal scaling: forward of “loads”, 21.0 instead of 20.0 ms"
+
+
+def test_a_series_with_unequal_or_disturbed_rows_says_so():
+    fast, slow = at_each("ddp", (2, 4)), at_each("fsdp", (2, 4))
+    slow[1] = (slow[1][0], [replace(result, workers_per_process=2) for result in slow[1][1]])
+    cases = {
+        "ddp-nproc=4": {"DDP, measured, disturbed", "fsdp, measured, UNEQUAL settings, disturbed"},
+        "": {"DDP, measured", "fsdp, measured, UNEQUAL settings"},
+    }
+    for busy, labels in cases.items():
+        foreign = {busy: 0.9, "fsdp-nproc=4": 0.9} if busy else {}
+        figure = drawn("scaling", SINGLE, *fast, *slow, allow_unequal=True, foreign_cores=foreign)
+        assert labels < {" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()}
