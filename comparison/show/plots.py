@@ -19,7 +19,7 @@ from comparison.words import count, join, render, say
 
 BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
-LABEL_COLUMNS = 40  # characters in a line of a label
+ROW_COLUMNS, LEGEND_COLUMNS = 43, 39  # characters in a line of a label
 NUMBER_SHARE = 0.0225  # of the width of all panels, for each digit of a number beside their bars
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
 
@@ -50,7 +50,7 @@ def finish(figure, analysis: Analysis, finding: str, more: str = "", note: str =
         figure.supxlabel(render(note))
     if legend:
         artists, labels = figure.axes[0].get_legend_handles_labels()
-        labels = [fitted(label, LABEL_COLUMNS) for label in labels]
+        labels = [fitted(label, LEGEND_COLUMNS) for label in labels]
         figure.set_figheight(figure.get_figheight() + 0.1 * sum(label.count("\n") for label in labels))
         figure.legend(artists, labels, loc=BELOW, **legend)
     return figure
@@ -63,7 +63,7 @@ def fitted(text: str, columns: int) -> str:
 
 def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
     """Return (figure, axes), each panel with one horizontal line per row, the first on top, labelled on the left."""
-    labels = [fitted(entry.label, LABEL_COLUMNS) for entry in entries]
+    labels = [fitted(entry.label, ROW_COLUMNS) for entry in entries]
     lines = max(label.count("\n") + 1 for label in labels)
     figure, axes, columns = new_panels(panels, 1.4, 0.6 + max(0.36, 0.04 + 0.19 * lines) * len(entries))
     for number, axis in enumerate(axes):
