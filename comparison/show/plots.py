@@ -117,7 +117,10 @@ def draw_speed_ups(analysis: Analysis):
 
 def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
     """Return the title of a figure of speed-ups."""
-    faster = [entry for entry in entries if entry.rivals_baseline and entry.standing.speed_up.words == FASTER]
+    shown = [entry for entry in entries if entry.standing.speed_up.words == FASTER]
+    faster = [entry for entry in shown if entry.rivals_baseline]
+    if shown and not faster:
+        return say("No row that trains the same is significantly faster than its baseline")
     if not faster:
         return say("No row is significantly faster than its baseline")
     best = max(faster, key=lambda entry: entry.standing.speed_up.value)
@@ -144,6 +147,8 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
     if not compared:
         return say("Peak memory of a device")
     much = [entry for entry in compared if entry.much_memory]
+    if not much and any(not (entry.memory_ratio or entry.is_baseline) for entry in entries):
+        return say("No compared row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
     if not much:
         return say("No row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
     most = max(much, key=lambda entry: abs(math.log(entry.memory_ratio)))
@@ -250,7 +255,7 @@ def waiting_finding(timelines) -> str:
     for row, spans in timelines.items():
         if any(span.rank for span in spans):  # one rank waits for no other
             exchange[row] = share(spans, sum(span.end - span.start for span in spans if span.name == "exchange"))
-        elif busy := kernel_milliseconds(spans):
+        elif len({span.lane for span in spans} - {"step", "link"}) == 1 and (busy := kernel_milliseconds(spans)):
             kernels[row] = share(spans, busy)
     if any(exchange.values()):
         row, n = max(exchange.items(), key=itemgetter(1))

@@ -73,7 +73,8 @@ def curves_finding(entries: Sequence[RowAnalysis]) -> str:
     far = abs(apart[most])
     if far < 0.05:
         return say("Final accuracy: every row within 0.1 points of its baseline")
-    return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
+    up = math.ceil(10 * far - 1e-6) / 10
+    return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=up, row=most)
 
 
 def _epochs(row, name, blocks):

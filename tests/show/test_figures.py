@@ -430,3 +430,29 @@ def test_a_series_with_unequal_or_disturbed_rows_says_so():
         foreign = {busy: 0.9, "fsdp-nproc=4": 0.9} if busy else {}
         figure = drawn("scaling", SINGLE, *fast, *slow, allow_unequal=True, foreign_cores=foreign)
         assert labels < {" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()}
+
+
+def test_a_title_does_not_deny_what_a_row_that_trains_differently_shows():
+    for others, finding in (
+        ([steady("ddp-no-sync", 1.0)], "No row that trains the same is significantly faster than its baseline"),
+        ([steady("ddp-no-sync", 2.0)], "No row is significantly faster than its baseline"),
+        ([steady("ddp-no-sync", 1.0), steady("ddp", 1.25)], "“DDP” is 1.60 times as fast as “SINGLE”"),
+    ):
+        assert drawn("speed-up", SINGLE, *others).get_suptitle().startswith(f"{finding}\n")
+    large = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(9,)))
+    title = drawn("memory", SINGLE, (configuration("ddp"), runs("ddp")), large).get_suptitle()
+    assert title.startswith("No compared row needs 20% more or less memory than its baseline\n")
+
+
+def test_the_title_of_the_curves_rounds_the_distance_up():
+    close = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7252, 0.8256))
+    assert "within 2.6 points of its baseline" in curves_finding(analyse(close).done)
+
+
+def test_the_title_of_the_timelines_is_about_a_single_gpu():
+    spans = Span(0, "step", "forward", 0.0, 4.0), Span(0, "cuda:0", "sgemm", 1.0, 2.0)
+    one, two = {"A": spans}, {"A": spans, "B": (*spans, Span(0, "cuda:1", "sgemm", 1.0, 1.5))}
+    shorter = {**two, "B": (spans[0], Span(0, "cuda:0", "sgemm", 1.0, 1.5), Span(0, "cuda:1", "sgemm", 1.0, 1.5))}
+    for timelines in (one, two, shorter):
+        title = plots.waiting_finding(timelines)
+        assert title == "In “A”, the GPU runs kernels for 25% of the traced time"
