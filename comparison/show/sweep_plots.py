@@ -16,7 +16,7 @@ from comparison.judge.steps import paired
 from comparison.judge.summaries import successful_runs
 from comparison.methods import projected_method
 from comparison.rows import SWEEPS
-from comparison.show.plots import finish, fitted, speed_up_finding, style_of
+from comparison.show.plots import WIDE, finish, fitted, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
 from comparison.words import join, render, say
 
@@ -136,6 +136,7 @@ def draw_scaling(analysis: Analysis):
         axis.errorbar(devices, values, yerr=bounds, **look)
         most = max(most, devices[-1])
         top = max(top, *(high for _, high in ends))
+    top = min(top, WIDE * max((entry.standing.speed_up.value for own in series.values() for entry in own), default=top))
     if points and units == {1.0}:  # the projection is relative to one device
         (alone, *others), shaded = points, render(say("range of the projection"))
         inside = [point for point in others if point.cluster.machines == 1]
@@ -155,7 +156,7 @@ def draw_scaling(analysis: Analysis):
         axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entry in analysis.done if entry.standing.speed_up])
     axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
-    axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line may leave the axes
+    axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line and a long interval may leave
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return finish(figure, analysis, finding, ncols=2)
 

@@ -456,3 +456,20 @@ def test_the_title_of_the_timelines_is_about_a_single_gpu():
     for timelines in (one, two, shorter):
         title = plots.waiting_finding(timelines)
         assert title == "In “A”, the GPU runs kernels for 25% of the traced time"
+
+
+def test_the_panels_of_a_sweep_are_in_the_order_of_the_plan_whatever_failed():
+    models = [{"model": model} for model in ("lenet", "mlp", "resnet8")]
+    sizes = [{**own, "batch_size": size} for own in models for size in (64, 256)]
+    made = [(configuration(values=own, **own), runs() if number else ["failed"]) for number, own in enumerate(sizes)]
+    titles = [axis.get_title().splitlines()[0] for axis in drawn("sweep-model", *made).axes]
+    assert titles == ["SINGLE (batch size 64)", "SINGLE (batch size 256)"]
+
+
+def test_a_very_long_interval_does_not_flatten_the_figure_of_scaling():
+    noisy = [(row, runs("ddp", (0.5, 1.5), count=2, world_size=2)) for row, _ in at_each("ddp", (2, 4))]
+    analysis = analyse(report_of(SINGLE, *noisy))
+    most = max(entry.standing.speed_up.value for entry in analysis.rows)
+    assert max(entry.standing.speed_up.high or 0.0 for entry in analysis.rows) > 20 * most
+    (axis,) = figures.FIGURES["scaling.png"](analysis).axes
+    assert axis.get_ylim()[1] == pytest.approx(1.15 * plots.WIDE * most)
