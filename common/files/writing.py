@@ -17,7 +17,7 @@ from common.errors import FAILED, NO_SPACE, USAGE, SuiteError, remedy
 from common.files.reading import FILE_KINDS, to_json_types
 
 _mounts: dict[Path, Path] = {}  # directory → the mount point that it was below, when check_writable() was called
-TORN = "[a-z0-9_]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
+TORN = "[0-9a-f]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
 
 
 @contextlib.contextmanager
