@@ -137,7 +137,8 @@ def draw_scaling(analysis: Analysis):
         most = max(most, devices[-1])
         top = max(top, *(high for _, high in ends))
     top = min(top, WIDE * max((entry.standing.speed_up.value for own in series.values() for entry in own), default=top))
-    if points and units == {1.0}:  # the projection is relative to one device
+    target = analysis.report.settings["target_accuracy"]
+    if points and units == {1.0} and target is None:  # the projection is relative to one device, and per image
         (alone, *others), shaded = points, render(say("range of the projection"))
         inside = [point for point in others if point.cluster.machines == 1]
         between = [point for point in others if point.cluster.machines > 1]
@@ -155,7 +156,8 @@ def draw_scaling(analysis: Analysis):
         ideal, (unit,) = render(say("ideal: linear speed-up")), units
         axis.plot([1, most], [1 / unit, most / unit], color="#BBBBBB", linestyle=":", label=ideal)
     finding = speed_up_finding([entry for entry in analysis.done if entry.standing.speed_up])
-    axis.set(xlabel=render("devices"), ylabel=render(say("speed-up over the baseline")))
+    what = say("speed-up over the baseline,\nby {what}", what=analysis.report.asked)
+    axis.set(xlabel=render("devices"), ylabel=render(what))
     axis.set(xlim=(0.8, most + 0.2), ylim=(0, 1.15 * top))  # the ideal line and a long interval may leave
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     return finish(figure, analysis, finding, ncols=2)

@@ -19,7 +19,18 @@ from comparison.show.remarks import not_measured
 from comparison.show.sweep_plots import curves_finding, find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
-from tests.reports import OWN_PHASES, SINGLE, configuration, each_epoch, make_result, report_of, runs, script
+from tests.reports import (
+    LINK,
+    OWN_PHASES,
+    SINGLE,
+    configuration,
+    each_epoch,
+    make_result,
+    report_of,
+    row_of,
+    runs,
+    script,
+)
 
 
 def drawn(name, *rows, **settings):
@@ -473,3 +484,14 @@ def test_a_very_long_interval_does_not_flatten_the_figure_of_scaling():
     assert max(entry.standing.speed_up.high or 0.0 for entry in analysis.rows) > 20 * most
     (axis,) = figures.FIGURES["scaling.png"](analysis).axes
     assert axis.get_ylim()[1] == pytest.approx(1.15 * plots.WIDE * most)
+
+
+@pytest.mark.parametrize(
+    "target, label, projected", [(None, "by time per image", True), (0.5, "by training time to 50%", False)]
+)
+def test_the_axis_of_scaling_has_one_quantity(target, label, projected):
+    """A projection is about the time per image."""
+    made = row_of("single"), row_of("ddp", 2)
+    (axis,) = drawn("scaling", *made, target_accuracy=target, project=["2", "4"], probe=LINK).axes
+    assert axis.get_ylabel() == f"speed-up over the baseline,\n{label}"
+    assert any("projected" in str(line.get_label()) for line in axis.get_lines()) == projected
