@@ -113,7 +113,8 @@ def draw_sweep(analysis: Analysis, name: str):
 def draw_scaling(analysis: Analysis):
     """Draw the measured and the projected speed-up against the number of devices."""
     compared = any(entry.standing.speed_up and not entry.is_baseline for entry in analysis.done)
-    points = analysis.projection.points
+    target = analysis.report.settings["target_accuracy"]
+    points = analysis.projection.points if target is None else ()  # the projection is about the time per image
     if not (points or (compared and "nproc" in analysis.report.swept)):
         return None
     figure, (axis,) = new_figure(height=5.0)
@@ -137,8 +138,7 @@ def draw_scaling(analysis: Analysis):
         most = max(most, devices[-1])
         top = max(top, *(high for _, high in ends))
     top = min(top, WIDE * max((entry.standing.speed_up.value for own in series.values() for entry in own), default=top))
-    target = analysis.report.settings["target_accuracy"]
-    if points and units == {1.0} and target is None:  # the projection is relative to one device, and per image
+    if points and units == {1.0}:  # the projection is relative to one device
         (alone, *others), shaded = points, render(say("range of the projection"))
         inside = [point for point in others if point.cluster.machines == 1]
         between = [point for point in others if point.cluster.machines > 1]

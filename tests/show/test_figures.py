@@ -491,7 +491,9 @@ def test_a_very_long_interval_does_not_flatten_the_figure_of_scaling():
 )
 def test_the_axis_of_scaling_has_one_quantity(target, label, projected):
     """A projection is about the time per image."""
-    made = row_of("single"), row_of("ddp", 2)
+    made = row_of("single"), *((replace(row, values={"nproc": 2}), own) for row, own in [row_of("ddp", 2)])
     (axis,) = drawn("scaling", *made, target_accuracy=target, project=["2", "4"], probe=LINK).axes
     assert axis.get_ylabel() == f"speed-up over the baseline,\n{label}"
     assert any("projected" in str(line.get_label()) for line in axis.get_lines()) == projected
+    alone = drawn("scaling", row_of("single"), target_accuracy=target, project=["2", "4"], probe=LINK)
+    assert bool(alone) == projected
