@@ -1,5 +1,7 @@
 """The figures of one run, and helpers for all figures."""
 
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -111,8 +113,14 @@ def draw_curves(result: RunResult, directory: str | Path) -> Path:
     for axis in (loss_axis, accuracy_axis):
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    devices, last = f"{len(result.devices)} × {result.devices[0]}", result.epochs[-1]
-    title = f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized\n"
-    title += f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}"
-    figure.suptitle(title + (f"\n{result.note}" if result.reason else ""))
+    kinds = Counter(device.partition(" (")[2].removesuffix(")") or device for device in result.devices)
+    devices, last = ", ".join(f"{number} × {kind}" for kind, number in kinds.items()), result.epochs[-1]
+    texts = [
+        f"After {count(last.epoch, 'epoch')}, {last.test_accuracy:.2%} of the test images are recognized",
+        f"{result.config['model']} on {result.config['dataset']}, {result.method}, {devices}",
+        result.note if result.reason else "",
+    ]
+    lines = [line for text in texts for line in textwrap.wrap(text, 80)]
+    figure.set_figheight(figure.get_figheight() + 0.2 * (len(lines) - 2))
+    figure.suptitle("\n".join(lines))
     return save_figure(figure, Path(directory) / f"{result_name(result)}.png")

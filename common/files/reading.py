@@ -66,7 +66,7 @@ def _whole(text):
 
 def _finite(text):
     if not math.isfinite(number := float(text)):
-        raise ValueError("a number in it is infinite")
+        raise ValueError("a number in it is not finite")
     return number
 
 

@@ -56,11 +56,11 @@ class PhaseTimes:
     """Mean milliseconds per step of one rank in one epoch. None: a phase that the method does not measure."""
 
     data: Annotated[float | None, Phase("waiting for the next batch", "#CB6300")] = None
-    transfer: Annotated[float | None, Phase("host to device", "#C22F7A")] = None
+    transfer: Annotated[float | None, Phase("host to device", "#710029")] = None
     forward: Annotated[float | None, Phase("forward pass, with the loss", "#0A84DE")] = None
     backward: Annotated[float | None, Phase("backward pass", "#132D76")] = None
     exchange: Annotated[float | None, Phase(EXCHANGE, "#B01C1C")] = None
-    update: Annotated[float | None, Phase("optimizer's step", "#0A7360")] = None
+    update: Annotated[float | None, Phase("optimizer's step", "#005F76")] = None
     rest: Annotated[float | None, Phase("what the method's step does in none of these", "#848484")] = None
 
     @property

@@ -17,7 +17,7 @@ from common.errors import FAILED, NO_SPACE, USAGE, SuiteError, remedy
 from common.files.reading import FILE_KINDS, to_json_types
 
 _mounts: dict[Path, Path] = {}  # directory → the mount point that it was below, when check_writable() was called
-TORN = "[a-z0-9_]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
+TORN = "[0-9a-f]" * 8 + ".part"  # glob pattern for the suffix of a temporary file
 
 
 @contextlib.contextmanager
@@ -118,7 +118,9 @@ def _new_part(path):
 def short_name(name: str) -> str:
     """Return `name`; if it is too long for a file name with a suffix, its beginning and a checksum."""
     encoded = os.fsencode(name)
-    return name if len(encoded) <= 200 else f"{os.fsdecode(encoded[:180])}-{hashlib.sha256(encoded).hexdigest()[:8]}"
+    if len(encoded) <= 200:
+        return name
+    return f"{encoded[:180].decode(errors='ignore')}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
 def _keep_mode(descriptor, path):

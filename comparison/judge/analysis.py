@@ -158,8 +158,9 @@ def _find_sweeps(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> t
     groups: dict[tuple[str, str], list[RowAnalysis]] = {}
     for name in report.swept:
         for entry in rows:
-            if name in entry.row.configuration.values and entry.row.results and not entry.row.simulated:
-                groups.setdefault((name, entry.row.series(name)), []).append(entry)
+            if name in entry.row.configuration.values and not entry.row.simulated:
+                group = groups.setdefault((name, entry.row.series(name)), [])  # in the order of the plan
+                group += [entry] if entry.row.results else []
     swept = [(name, entries) for (name, _), entries in groups.items() if len(entries) > 1]
     return tuple(_sweep(name, entries, asked, len(swept)) for name, entries in swept)
 

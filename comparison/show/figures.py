@@ -13,10 +13,9 @@ from common.files.plots import save_figure, show_literally
 from common.files.writing import atomic_write
 from comparison.judge.analysis import Analysis
 from comparison.rows import SWEEPS
-from comparison.show.plots import draw_curves, draw_memory, draw_phases, draw_speed_ups, draw_timelines
+from comparison.show.plots import draw_memory, draw_phases, draw_speed_ups, draw_timelines, fitted
 from comparison.show.remarks import MOST_ROWS
-from comparison.show.sweep_plots import draw_map, draw_scaling, draw_sweep
-from comparison.show.terminal import fill
+from comparison.show.sweep_plots import draw_curves, draw_map, draw_scaling, draw_sweep
 from comparison.words import ENGLISH, spoken, widened
 
 MARGIN = 0.1  # inches
@@ -57,13 +56,7 @@ def find_font(language: str) -> str | None:
     """Return a font with Chinese characters, or None for English. Raises SuiteError (MACHINE) if none is installed."""
     if language == ENGLISH:
         return None
-    from matplotlib.font_manager import findSystemFonts, fontManager, get_font_names
-
-    if not {*FONTS} & {*get_font_names()}:  # matplotlib's font list is cached
-        for file in {*findSystemFonts()} - {known.fname for known in fontManager.ttflist}:
-            with contextlib.suppress(RuntimeError):  # unreadable font file
-                fontManager.addfont(file)
-    installed = [name for name in FONTS if name in get_font_names()]
+    installed = _installed()
     if not installed:
         raise SuiteError(
             "there is no font with Chinese characters for the figures",
@@ -74,13 +67,29 @@ def find_font(language: str) -> str | None:
     return installed[0]
 
 
+def _installed() -> list[str]:
+    """Return those of FONTS that are installed."""
+    from matplotlib.font_manager import findSystemFonts, fontManager, get_font_names
+
+    if not {*FONTS} & {*get_font_names()}:  # matplotlib's font list is cached
+        for file in {*findSystemFonts()} - {known.fname for known in fontManager.ttflist}:
+            with contextlib.suppress(RuntimeError):  # unreadable font file
+                fontManager.addfont(file)
+    return [name for name in FONTS if name in get_font_names()]
+
+
 def keep_figure(figure, path: Path) -> Path:
     """Write `figure` as PNG and SVG, and return the path of the PNG."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.text import Text
 
-    font = find_font(spoken())
-    with matplotlib.rc_context({"font.sans-serif": [font]} if font else {}):
+    font, fonts = find_font(spoken()), matplotlib.rcParams["font.sans-serif"]
+    if font:
+        fonts = [font]
+    elif any(widened(text.get_text()) != text.get_text() for text in figure.findobj(Text)):  # a name in Chinese
+        fonts = [*fonts, *_installed()]
+    with matplotlib.rc_context({"font.sans-serif": fonts}):
         show_literally(figure)  # before titles are measured
         wrap_titles(figure)
         save_figure(figure, path)
@@ -99,11 +108,12 @@ def wrap_titles(figure) -> None:
     """Wrap the titles of the figure and its panels, and make the figure taller to fit them."""
     width = figure.bbox.width - 2 * MARGIN * figure.dpi
     added = [_wrap(text, width) for text in figure.texts]
-    above_panels = []
+    above: dict[int, float] = {}  # the panels of a row, by its number
     for axes in figure.axes:
-        columns = axes.get_subplotspec().get_gridspec().ncols
-        above_panels.append(_wrap(axes.title, AXES_SHARE * width / columns))
-    figure.set_figheight(figure.get_figheight() + sum(added) + max(above_panels))
+        place = axes.get_subplotspec()
+        height = _wrap(axes.title, AXES_SHARE * width / place.get_gridspec().ncols)
+        above[place.rowspan.start] = max(height, above.get(place.rowspan.start, 0.0))
+    figure.set_figheight(figure.get_figheight() + sum(added) + sum(above.values()))
 
 
 def _wrap(text, width):
@@ -112,5 +122,5 @@ def _wrap(text, width):
     columns = max(len(widened(line)) for line in lines)
     while text.get_window_extent().width > width and columns > FEWEST_COLUMNS:
         columns -= 1
-        text.set_text("\n".join(fill(line, columns) for line in lines))
+        text.set_text("\n".join(fitted(line, columns) for line in lines))
     return (text.get_window_extent().height - height) / text.get_figure().dpi

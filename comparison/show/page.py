@@ -18,7 +18,7 @@ from comparison.show import advice, plots, sentences, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
 from comparison.show.sections import LIST, sections
-from comparison.show.sentences import seconds_of_thousand
+from comparison.show.sentences import milliseconds, seconds_of_thousand
 from comparison.words import join, render, say, spoken
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -32,7 +32,7 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["in_seconds"] = sentences.in_seconds
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
-    environment.filters |= {**filters, "prose": _prose}
+    environment.filters |= {**filters, "prose": _prose, "milliseconds": milliseconds}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),

@@ -1,12 +1,10 @@
-"""The figures of rows: speed-up, memory, accuracy, phases of a step, and timelines."""
+"""The figures with a line or panel for each row: speed-up, memory, phases of a step, and timelines."""
 
 import math
-import statistics
+import textwrap
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from common.files.plots import draw_timeline, new_figure, new_panels
 from common.files.results import PHASES
@@ -14,17 +12,16 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
-from comparison.judge.steps import paired
-from comparison.judge.summaries import successful_runs
 from comparison.methods import METHODS, Look, method_of
-from comparison.show.sentences import mebibytes
+from comparison.show.sentences import mebibytes, milliseconds
+from comparison.show.terminal import fill
 from comparison.words import count, join, render, say
 
 BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
+ROW_COLUMNS, LEGEND_COLUMNS = 43, 39  # characters in a line of a label
+NUMBER_SHARE = 0.0225  # of the width of all panels, for each digit of a number beside their bars
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
-MOST_MARKERS = 20  # epochs: of more, the lines alone are legible
-VISIBLE = 1.0  # percentage points: accuracies that differ less are not drawn over the epochs
 
 
 def style_of(analysis: Analysis, entry: RowAnalysis) -> dict[str, Any]:
@@ -52,16 +49,26 @@ def finish(figure, analysis: Analysis, finding: str, more: str = "", note: str =
     if note:
         figure.supxlabel(render(note))
     if legend:
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc=BELOW, **legend)
+        artists, labels = figure.axes[0].get_legend_handles_labels()
+        labels = [fitted(label, LEGEND_COLUMNS) for label in labels]
+        figure.set_figheight(figure.get_figheight() + 0.1 * sum(label.count("\n") for label in labels))
+        figure.legend(artists, labels, loc=BELOW, **legend)
     return figure
+
+
+def fitted(text: str, columns: int) -> str:
+    """Render a text and wrap it; a word that is too long for a line, as a path, is broken."""
+    return "\n".join(part for line in fill(text, columns).splitlines() for part in textwrap.wrap(line, columns))
 
 
 def row_panels(entries: Sequence[RowAnalysis], panels: int = 1):
     """Return (figure, axes), each panel with one horizontal line per row, the first on top, labelled on the left."""
-    figure, axes, columns = new_panels(panels, 1.4, 0.6 + 0.36 * len(entries))
+    labels = [fitted(entry.label, ROW_COLUMNS) for entry in entries]
+    lines = max(label.count("\n") + 1 for label in labels)
+    figure, axes, columns = new_panels(panels, 1.4, 0.6 + max(0.36, 0.04 + 0.19 * lines) * len(entries))
     for number, axis in enumerate(axes):
-        shown = () if number % columns else entries
-        axis.set_yticks(range(len(shown)), [render(entry.label) for entry in shown])
+        shown = () if number % columns else labels
+        axis.set_yticks(range(len(shown)), shown)
         axis.set_ylim(len(entries) - 0.5, -0.5)
         axis.grid(visible=False, axis="y")
     return figure, axes
@@ -94,10 +101,11 @@ def draw_speed_ups(analysis: Analysis):
     axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)
     above = {"xycoords": axis.get_xaxis_transform(), "xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
     axis.annotate(render(say("baseline")), (1, 1), **above)
-    if compared[0].standing.speed_up.value > WIDE * compared[-1].standing.speed_up.value:
+    ratios = [entry.standing.speed_up for entry in compared]
+    if max(ratio.high or ratio.value for ratio in ratios) > WIDE * min(ratio.low or ratio.value for ratio in ratios):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
-    left_out = count(len(analysis.done) - len(compared), "simulated or refused row")
+    left_out = count(len(analysis.done) - len(compared), "uncompared row")
     note = say(
         "speed-up over the baseline, by {what} (right of the dashed line: faster)\nlines: simultaneous "
         "95% confidence intervals; across the dashed line: not significant{more}",
@@ -109,7 +117,10 @@ def draw_speed_ups(analysis: Analysis):
 
 def speed_up_finding(entries: Sequence[RowAnalysis]) -> str:
     """Return the title of a figure of speed-ups."""
-    faster = [entry for entry in entries if entry.rivals_baseline and entry.standing.speed_up.words == FASTER]
+    shown = [entry for entry in entries if entry.standing.speed_up.words == FASTER]
+    faster = [entry for entry in shown if entry.rivals_baseline]
+    if shown and not faster:
+        return say("No row that trains the same is significantly faster than its baseline")
     if not faster:
         return say("No row is significantly faster than its baseline")
     best = max(faster, key=lambda entry: entry.standing.speed_up.value)
@@ -135,61 +146,14 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
     compared = [entry for entry in entries if entry.memory_ratio]
     if not compared:
         return say("Peak memory of a device")
-    most = max(compared, key=lambda entry: abs(math.log(entry.memory_ratio)))
-    if not most.much_memory:
+    much = [entry for entry in compared if entry.much_memory]
+    if not much and any(not (entry.memory_ratio or entry.is_baseline) for entry in entries):
+        return say("No compared row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
+    if not much:
         return say("No row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
+    most = max(much, key=lambda entry: abs(math.log(entry.memory_ratio)))
     base = most.standing.baseline.label
     return say("“{row}” needs {x:.2f} times the memory of “{base}”", row=most.label, x=most.memory_ratio, base=base)
-
-
-def draw_curves(analysis: Analysis):
-    """Draw the rows' accuracy over seconds, and also over epochs if it differs visibly between rows."""
-    done = [entry for entry in analysis.done if entry.row.learns]
-    timed = [entry for entry in done if not entry.row.simulated]
-    if not any(len(result.epochs) > 1 for entry in timed for result in entry.row.results):
-        return None
-    common = set.intersection(*({run.block for run, _ in successful_runs(entry.row)} for entry in done))
-    accuracies = [100 * _epochs(entry.row, "test_accuracy", common) for entry in done]
-    apart = any(np.ptp(points) > VISIBLE for points in zip(*accuracies, strict=False))
-    figure, (*over_epochs, over_time) = new_figure(columns=1 + apart, height=4.4 + 0.13 * len(done))
-    for entry, points in zip(done, accuracies, strict=True):
-        style = {"markersize": 6, **style_of(analysis, entry), "label": render(entry.label)}
-        if len(points) > MOST_MARKERS:
-            style["marker"] = ""
-        for axis in over_epochs:
-            axis.plot(range(1, 1 + len(points)), points, **style)
-        if entry in timed:
-            over_time.plot(_epochs(entry.row, "train_seconds", common).cumsum(), points, **style)
-    for axis in over_epochs:
-        axis.set(xlabel=render("epoch"), ylabel=render(say("test accuracy (%)")))
-        axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    over_time.set(ylabel=render(say("test accuracy (%)")), xlabel=render(say("seconds of training")), xlim=(0, None))
-    finding = curves_finding(done if apart else timed)
-    runs = say("; mean of the runs with the same seeds" if analysis.report.stopped_rows else "; mean of the runs")
-    return finish(figure, analysis, finding, runs, ncols=2, handlelength=4)
-
-
-def curves_finding(entries: Sequence[RowAnalysis]) -> str:
-    """Return the title of the figure of accuracies."""
-    apart = {
-        entry.label: 100 * statistics.mean(own - other for own, other in pairs)
-        for entry in entries
-        if entry.standing.baseline and not entry.is_baseline
-        if (pairs := paired(entry.row, entry.standing.baseline, lambda result: result.epochs[-1].test_accuracy))
-    }
-    if not apart:
-        return say("Accuracy over the training")
-    most = max(apart, key=lambda label: abs(apart[label]))
-    far = abs(apart[most])
-    if far < 0.05:
-        return say("Final accuracy: every row within 0.1 points of its baseline")
-    return say("Final accuracy: every row within {x:.1f} points of its baseline (farthest: “{row}”)", x=far, row=most)
-
-
-def _epochs(row, name, blocks):
-    """The mean of an attribute over the runs in these blocks, or over all, for each epoch that all of them have."""
-    epochs = zip(*(own.epochs for run, own in successful_runs(row) if run.block in blocks or not blocks), strict=False)
-    return np.array([statistics.fmean(getattr(record, name) for record in records) for records in epochs])
 
 
 # ---- steps
@@ -209,12 +173,13 @@ def draw_phases(analysis: Analysis):
         for color, width in (("white", 3.5), ("black", 1.5)) if ideals else ():  # visible on any color
             axis.plot([*ideals.values()], [*ideals], "|", color=color, markersize=22, markeredgewidth=width)
         for place, own in enumerate(known):
-            number, at_right = f"{own[name]:.1f}" if name in own else "", axis.get_yaxis_transform()
+            number, at_right = milliseconds(own[name]) if name in own else "", axis.get_yaxis_transform()
             axis.text(0.98, place, number, transform=at_right, ha="right", va="center")
         axis.set_title(render(name))
     end, across = max(axis.dataLim.x1 for axis in axes), axes[0].get_gridspec().ncols
+    longest = max(len(milliseconds(time)) for own in known for time in own.values())
     for axis in axes:
-        axis.set_xlim(0, end / (1 - 0.09 * across))  # leaves room for the numbers
+        axis.set_xlim(0, end / (1 - min(0.7, NUMBER_SHARE * longest * across)))  # leaves room for the numbers
     ticks = [say("tick: ideal scaling of the baseline's time")] if any(axis.lines for axis in axes) else []
     return finish(figure, analysis, phase_finding(analysis), note=join("\n", [phase_unit(analysis), *ticks]))
 
@@ -250,16 +215,17 @@ def ideal_phase(analysis: Analysis, entry: RowAnalysis, phase: str) -> float | N
 def phase_finding(analysis: Analysis) -> str:
     """Return the title of the phases: which phase of which row exceeds ideal scaling by the most milliseconds."""
     found = [
-        (time - (ideal_phase(analysis, entry, phase) or 0.0), entry.label, phase, time)
+        (time - (ideal or 0.0), entry.label, phase, time)
         for entry in analysis.done
         if entry.rivals_baseline and not entry.row.simulated
         for phase, time in entry.summary.phases.known.items()
+        if (ideal := ideal_phase(analysis, entry, phase)) is not None or phase == "exchange"  # one device has none
     ]
     excess, row, phase, time = max(found, default=(0.0, "", "", 0.0))
     if excess <= 0:
         return say("Where a step's time goes")
-    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x:.1f} instead of {y:.1f} ms"
-    return say(template, row=row, x=time, y=time - excess, phase=say(phase))
+    template = "Largest excess over ideal scaling: {phase} of “{row}”, {x} instead of {y} ms"
+    return say(template, row=row, x=milliseconds(time), y=milliseconds(time - excess), phase=say(phase))
 
 
 def draw_timelines(analysis: Analysis):
@@ -273,7 +239,7 @@ def draw_timelines(analysis: Analysis):
     legend: dict[str, object] = {}
     for axis, (label, spans) in zip(axes, timelines.items(), strict=True):
         legend = {**draw_timeline(axis, spans), **legend}
-        axis.set_title(render(label), loc="left")
+        axis.set_title(render(label), x=0, ha="left")
     axes[-1].set_xlabel(render(say("milliseconds; two traced steps, which take a little longer than timed ones")))
     figure.legend(legend.values(), map(render, legend), loc=BELOW, ncols=4)
     return finish(figure, analysis, waiting_finding(timelines))
@@ -289,7 +255,7 @@ def waiting_finding(timelines) -> str:
     for row, spans in timelines.items():
         if any(span.rank for span in spans):  # one rank waits for no other
             exchange[row] = share(spans, sum(span.end - span.start for span in spans if span.name == "exchange"))
-        elif busy := kernel_milliseconds(spans):
+        elif len({span.lane for span in spans} - {"step", "link"}) == 1 and (busy := kernel_milliseconds(spans)):
             kernels[row] = share(spans, busy)
     if any(exchange.values()):
         row, n = max(exchange.items(), key=itemgetter(1))

@@ -10,7 +10,7 @@ from comparison.judge.statistics import FASTER, SLOWER, Ratio
 from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
 from comparison.outcomes import Trial
-from comparison.rows import Row
+from comparison.rows import IN_LABEL, Row
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say
 
 SENTENCES = {key: texts[ENGLISH] for key, texts in catalogue("sentences").items()}
@@ -77,6 +77,11 @@ def mebibytes(size: float) -> str:
     return f"{size / 2**20:,.1f}" if size < 10 * 2**20 else f"{size / 2**20:,.0f}"
 
 
+def milliseconds(value: float) -> str:
+    """Return a time with one decimal, or with two below 1 ms."""
+    return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Return a positive number with so many significant digits, or as an integer if that has more."""
     return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
@@ -97,9 +102,11 @@ def quoted(labels: Iterable[str]) -> str:
 def series_name(rows: Iterable[Row], swept: str = "") -> str:
     """Return a name for rows of the same method that may differ in the value of `swept`."""
     rows = tuple(rows)
-    labels, method = {row.configuration.label for row in rows}, rows[0].configuration.method
-    name = named(labels.pop()) if len(labels) == 1 else method_of(method).called or method
-    return say("{name}{values}", name=name, values=rows[0].values(without=swept) if swept else "")
+    label, method = rows[0].configuration.label, rows[0].configuration.method
+    name, known = named(label), IN_LABEL
+    if any(row.configuration.label != label for row in rows):
+        name, known = method_of(method).called or method, ()
+    return say("{name}{values}", name=name, values=rows[0].values(swept, known) if swept else "")
 
 
 def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:

@@ -40,7 +40,7 @@ def test_nan_is_null_in_json(tmp_path):
     [
         ("}", "", "JSONDecodeError"),
         (f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 99', "its schema_version is 99, not "),
-        ('"steps": ', '"steps": 1e400, "coffee": ', "a number in it is infinite"),
+        ('"steps": ', '"steps": 1e400, "coffee": ', "a number in it is not finite"),
         ('"steps": ', '"coffee": 1, "steps": ', r"\$\.epochs\[0\]\.coffee is unknown"),
         ('"data_ranks": 1,', "", r"\$\.data_ranks is missing"),
     ],
@@ -107,3 +107,11 @@ def test_descriptions_of_a_result():
     assert "s without reaching a test" in describe_end(replace(reached, status="not reached"))
     assert result_name(make_result("ddp", devices=("cpu", "cpu"))) == "synthetic-mnist-lenet-ddp-2"
     assert result_name(make_result("mp", simulated=True)) == "synthetic-mnist-lenet-mp-simulated"
+
+
+@pytest.mark.parametrize("before", ["", "x", "xy"])
+def test_a_long_name_is_cut_between_characters(before):
+    result = make_result()
+    name = result_name(replace(result, config={**result.config, "dataset": before + "数" * 99}))
+    assert name.encode().decode() == name and len(name.encode()) < 200
+    assert name.startswith(f"{before}数数") and name.endswith("-single")

@@ -64,3 +64,11 @@ def test_waiting_for_another_process_prints_a_message(tmp_path, monkeypatch, cap
         assert str(tmp_path) in capsys.readouterr().err
     with archives.data_lock(tmp_path):
         assert capsys.readouterr().err == ""
+
+
+def test_only_temporary_files_of_killed_programs_are_deleted(tmp_path):
+    names = "weights_backups.part", "weightsabcdefg1.part", "weights.part", "weights0123456g.part", "other01234567.part"
+    for name in (*names, "weights0123abcd.part"):
+        (tmp_path / name).touch()
+    write_json([], tmp_path / "weights")
+    assert {file.name for file in tmp_path.iterdir()} == {*names, "weights"}

@@ -124,6 +124,13 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
     assert "--bucket-mb" not in rows_of("ddp")["ddp"].command  # torch's default
 
 
+def test_no_two_rows_have_one_name():
+    swept = {"nproc": [1, 2], "num_workers": [0, 2], "model": list(MODELS[:2])}
+    rows = plan(**swept, micro_batches=[2, 8], bucket_mb=[1.0, 25.0], methods=ALL).values()
+    names = [Row(row, ()).label for row in rows]
+    assert len(names) > 40 and not [name for name in names if names.count(name) > 1]
+
+
 @pytest.mark.parametrize(
     "typed, message",
     [

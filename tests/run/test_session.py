@@ -176,8 +176,8 @@ def test_failed_checks_and_trials_are_repeated(tmp_path):
 
 def test_only_its_own_torn_files_are_deleted(run, tmp_path):
     (tmp_path / "runs").mkdir()
-    own = ["results.jsonab_12cd3.part", "runs/ddp-2.jsonabcdefgh.part"]
-    foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdefgh.part"]
+    own = ["results.jsonab012cd3.part", "runs/ddp-2.jsonabcdef01.part"]
+    foreign = ["half-a-download.part", "results.json.part", "runs/mp-2.jsonabcdef01.part"]
     for name in own + foreign:
         (tmp_path / name).write_text("torn")
     run()

@@ -1,8 +1,11 @@
 """The figures of a comparison: what their titles and axes say, and that every text lies inside its figure."""
 
+import itertools
 from dataclasses import replace
 from unittest.mock import Mock
 
+import matplotlib
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -13,10 +16,21 @@ from comparison.judge.analysis import analyse
 from comparison.methods import METHODS, UNKNOWN
 from comparison.show import figures, plots
 from comparison.show.remarks import not_measured
-from comparison.show.sweep_plots import find_maps
+from comparison.show.sweep_plots import curves_finding, find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
-from tests.reports import SINGLE, configuration, make_result, report_of, runs
+from tests.reports import (
+    LINK,
+    OWN_PHASES,
+    SINGLE,
+    configuration,
+    each_epoch,
+    make_result,
+    report_of,
+    row_of,
+    runs,
+    script,
+)
 
 
 def drawn(name, *rows, **settings):
@@ -43,16 +57,26 @@ def rows(panels, kind):
     return made
 
 
+LONG = "/home/somebody/networks/with_a_name_that_is_longer_than_a_line.py with options, pipeline ×2, 4 micro-batches"
+
+
+def named_at_length(made):
+    """The rows with long names."""
+    return [(replace(row, label=f"{LONG} {number}"), results) for number, (row, results) in enumerate(made)]
+
+
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 @pytest.mark.parametrize("panels, language", [(1, "en"), (2, "zh"), (4, "en"), (4, "zh")])
-@pytest.mark.parametrize("kind", ["map", "sweep", "fit"])
+@pytest.mark.parametrize("kind", ["map", "sweep", "fit", "names"])
 def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, tmp_path):
     shown = {}
     monkeypatch.setattr(figures, "find_font", lambda language: None if language == "en" else "DejaVu Sans")
     monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
     monkeypatch.setattr(figures, "save_figure", lambda figure, path: shown.setdefault(path.name, figure))
     long = {"dataset": "synthetic-mnist-with-a-long-name", "batch_size": [64, 256], "max_steps": 100}
-    report = report_of(*rows(panels, kind), fit_batch=kind == "fit", **long)
+    made = named_at_length(rows(panels, kind)) if kind == "names" else rows(panels, kind)
+    report = report_of(*made, fit_batch=kind == "fit", **long)
+    report = replace(report, timelines={row.name: (Span(0, "step", "forward", 0.0, 1.0),) for row, _ in made})
     with speaking(language):
         figures.draw_all(analyse(report), tmp_path)
     assert {"map.png" if kind == "map" else "sweep-batch-size.png", "curves.png", "speed-up.png"} <= {*shown}
@@ -120,7 +144,7 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
-        assert plots.curves_finding(analyse(compared).done) == finding
+        assert curves_finding(analyse(compared).done) == finding
 
 
 def test_accuracies_are_drawn_for_the_runs_with_the_same_seeds():
@@ -154,7 +178,7 @@ def test_a_dot_without_a_claim_says_so():
     assert words == ["UNEQUAL settings", "undecided", "", ""] and "left out" not in figure.get_supxlabel()
     simulated = (configuration("dp"), runs("dp", simulated=True))
     figure = drawn("speed-up", SINGLE, undecided, simulated)
-    assert "1 simulated or refused row left out" in figure.get_supxlabel()
+    assert "1 uncompared row left out" in figure.get_supxlabel()
 
 
 def test_the_title_of_the_phases_ignores_simulated_rows():
@@ -205,3 +229,271 @@ def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypa
 def test_the_curves_of_long_trainings_have_no_markers(epochs, marked):
     (axis,) = drawn("curves", SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))).axes
     assert [line.get_marker() not in ("", "None") for line in axis.get_lines()] == [True, marked]
+
+
+def test_the_title_about_memory_misses_no_row_that_needs_much_more():
+    """0.82 is farther from 1 than 1.21 by logarithms, but not far enough to be named."""
+    sizes = (("single", 100), ("ddp", 121), ("fsdp", 82))
+    made = [(configuration(name), runs(name, peak_memory_bytes=(size * 2**20,))) for name, size in sizes]
+    assert plots.memory_finding(analyse(report_of(*made)).done) == "“DDP” needs 1.21 times the memory of “SINGLE”"
+
+
+def test_the_values_of_a_map_are_in_the_order_of_the_plan_whatever_failed():
+    made = rows(1, "map")
+    made[4] = (made[4][0], ["failed"])  # DDP, with the first model and the smaller batch
+    (axis,) = drawn("map", *made).axes
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["64", "256"]
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["lenet", "resnet8"]
+
+
+def test_a_map_colors_no_cell_that_is_practically_equal():
+    made = [(row, runs(row.method, (2.0 if row.method == "single" else 1.7,) * 3)) for row, _ in rows(1, "map")]
+    for margin, colored in ((None, True), (0.3, False)):
+        (axis,) = drawn("map", *made, equal_within=margin).axes
+        red, green, blue, _ = axis.patches[0].get_facecolor()
+        assert axis.texts[0].get_text() == "1.18" and not axis.patches[0].get_hatch()
+        assert (max(red, green, blue) - min(red, green, blue) > 0.02) == colored
+
+
+def at_each(method, counts, **values):
+    """Rows of a sweep over the number of devices."""
+    return [
+        (
+            replace(configuration(method, values={"nproc": count, **values}), label=f"{method.upper()} ×{count}"),
+            runs(method, (2.0 / count, 2.02 / count, 1.98 / count), count=count, world_size=count),
+        )
+        for count in counts
+    ]
+
+
+@pytest.mark.parametrize(
+    "baseline, made, ideal",
+    [
+        ("single", [SINGLE, *at_each("ddp", (2, 4))], [1, 4]),
+        ("ddp", [*at_each("ddp", (2, 4)), *at_each("fsdp", (2, 4))], None),  # each has a baseline of as many devices
+        (  # whose four threads are as much as four devices
+            "single-all-cores",
+            [
+                (configuration("single-all-cores", threads=4), runs("single-all-cores", threads_per_process=4)),
+                *at_each("ddp", (2, 4)),
+            ],
+            [1 / 4, 1],
+        ),
+    ],
+)
+def test_the_ideal_line_is_relative_to_the_devices_of_the_baseline(baseline, made, ideal):
+    (axis,) = drawn("scaling", *made, baseline=baseline, project=["8"]).axes
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    found = lines.get("ideal: linear speed-up")
+    assert (found and [*found.get_ydata()]) == ideal
+
+
+def test_series_that_differ_in_a_setting_have_different_names():
+    made = [row for parts in (2, 4) for row in at_each("pipeline", (2, 4), micro_batches=parts)]
+    labels = [text.get_text() for text in drawn("scaling", SINGLE, *made).legends[0].get_texts()]
+    assert {"pipeline (micro-batches 2), measured", "pipeline (micro-batches 4), measured"} < {*labels}
+    buckets = [
+        (configuration("ddp", values={"bucket_mb": size}), runs("ddp", count=2, world_size=2)) for size in (1.0, 25.0)
+    ]
+    assert [row.label for row in report_of(SINGLE, *buckets).rows[1:]] == [
+        "DDP (--bucket-mb 1.0)",
+        "DDP (--bucket-mb 25.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "single, ddp, words",
+    [
+        ((0.7, 0.8), (0.73, None), "; mean of the runs with the same seeds"),
+        ((0.7, None), (None, 0.73), "; mean of the runs"),
+        ((0.7, 0.8), (0.73, 0.8), "; mean of the runs"),
+    ],
+)
+def test_the_title_of_the_curves_says_which_runs_they_show(single, ddp, words):
+    title = drawn("curves", learned("single", *single), learned("ddp", *ddp)).get_suptitle()
+    assert title.endswith(f"each{words}")
+
+
+def test_a_long_interval_makes_the_axis_of_ratios_logarithmic():
+    noisy = (configuration("ddp"), runs("ddp", (0.5, 1.5))), (configuration("fsdp"), runs("fsdp", (2.0, 0.9)))
+    (axis,) = drawn("speed-up", SINGLE, *noisy).axes
+    assert axis.get_xscale() == "log"
+
+
+def test_a_row_without_a_baseline_is_not_called_simulated_or_refused():
+    made = rows(1, "sweep")
+    made[0] = (made[0][0], ["failed"])
+    note = drawn("speed-up", *made).get_supxlabel()
+    assert note.endswith("\n1 uncompared row left out")
+
+
+@pytest.mark.parametrize("unit", [0.01, 1.0, 1000.0])
+@pytest.mark.parametrize("long", [False, True])
+def test_no_bar_of_a_phase_covers_its_number(long, unit):
+    made = [(configuration(name), runs(name, phases=[unit * time for time in (1.5, 1, 20, 40, 3)])) for name in METHODS]
+    figure = drawn("phases", *(named_at_length(made[:3]) if long else made[:3]))
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_window_extent().x1 for bar in axis.patches}
+        assert all(text.get_window_extent().x0 > bars[round(text.get_position()[1])] for text in axis.texts)
+    numbers = {text.get_text() for axis in figure.axes for text in axis.texts}
+    assert {"0.20", "0.40"} <= numbers if unit == 0.01 else f"{40 * unit:.1f}" in numbers
+
+
+def test_long_values_at_an_axis_do_not_overlap():
+    models = ("lenet", "mlp", "resnet8", "resnet18", "mobilenet", "transformer")
+    made = [
+        (configuration(method, values={"model": model}, model=model), runs(method))
+        for method in ("single", "ddp", "fsdp")
+        for model in models
+    ]
+    figure = drawn("sweep-model", *made)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        labels = axis.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        rotated = {label.get_rotation() for label in labels} == {30}
+        assert rotated or all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
+
+
+def test_numbers_on_a_map_have_enough_contrast():
+    made = [(row, runs(row.method, (2.0,) * 3)) for row, _ in rows(1, "map")]
+    for speed_up in (0.5, 0.6, 0.65, 0.8, 1.2, 1.4, 1.5, 1.55, 1.6, 2.0):
+        made[4:] = [(row, runs("ddp", (2.0 / speed_up,) * 3)) for row, _ in made[4:]]
+        (axis,) = drawn("map", *made).axes
+        cell, number = (_luminance(color) for color in (axis.patches[0].get_facecolor(), axis.texts[0].get_color()))
+        assert (max(cell, number) + 0.05) / (min(cell, number) + 0.05) > 4, speed_up
+
+
+def _linear(color):
+    return np.array([part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)])
+
+
+def _luminance(color):
+    """The relative luminance (WCAG)."""
+    return float(np.array((0.2126, 0.7152, 0.0722)) @ _linear(color))
+
+
+# How colors are seen without one kind of cones (G. M. Machado et al., 2009), in linear RGB; and linear RGB to CIE XYZ.
+SEEN = {
+    "all cones": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+def test_the_colors_of_the_phases_differ_for_the_color_blind(eyes):
+    """By the CIE's difference of 1976, of which 2 are just noticeable."""
+
+    def lab(color):
+        x, y, z = np.cbrt(XYZ @ np.clip(np.array(SEEN[eyes]) @ _linear(color), 0, 1) / (0.9505, 1, 1.089))
+        return np.array((116 * y - 16, 500 * (x - y), 200 * (y - z)))
+
+    colors = {name: lab(phase.color) for name, phase in PHASES.items()}
+    pairs = itertools.combinations(colors, 2)
+    near = {pair: far for pair in pairs if (far := np.linalg.norm(colors[pair[0]] - colors[pair[1]])) < 19}
+    assert not near and all(1.05 / (_luminance(phase.color) + 0.05) > 3 for phase in PHASES.values())
+
+
+def test_the_figure_of_one_run_names_all_its_devices_inside_the_figure(tmp_path, monkeypatch):
+    kept = []
+    monkeypatch.setattr("common.files.plots.save_figure", lambda figure, path: kept.append(figure))
+    names = ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA A100-SXM4-80GB"]
+    devices = tuple(f"cuda:{number} ({name})" for number, name in enumerate(names))
+    result = make_result("ddp", devices=devices, reason=f"{LONG}; {LONG}")
+    draw_curves(replace(result, config={**result.config, "model": LONG, "dataset": f"folder:{'x' * 120}"}), tmp_path)
+    (figure,) = kept
+    assert "ddp, 2 × NVIDIA H100 80GB HBM3, 1 × NVIDIA A100-SXM4-80GB" in " ".join(figure.get_suptitle().split())
+    figure.draw_without_rendering()
+    box = figure.get_tightbbox()
+    assert box.x0 > 0 and box.x1 < figure.get_figwidth() and figure.axes[0].get_position().height > 0.4
+
+
+@pytest.mark.parametrize("label, drawn_with", [("训练", True), ("train", False)])
+def test_chinese_names_have_a_font_in_english_figures_too(label, drawn_with, tmp_path, monkeypatch):
+    families = []
+    monkeypatch.setattr(figures, "FONTS", ("none", "STIXGeneral"))  # the second comes with matplotlib
+    monkeypatch.setattr(figures, "save_figure", lambda *_: families.append(matplotlib.rcParams["font.sans-serif"]))
+    monkeypatch.setattr("matplotlib.backends.backend_svg.FigureCanvasSVG", lambda _: Mock())
+    figures.keep_figure(drawn("memory", (replace(SINGLE[0], label=label), SINGLE[1])), tmp_path / "memory.png")
+    assert families[0][0] == "DejaVu Sans" and ("STIXGeneral" in families[0]) == drawn_with
+
+
+def test_a_phase_that_the_baseline_does_not_measure_has_no_ideal_time():
+    alone, (other, results) = script("alone", 60), script("loads", 60)
+    unmeasured = [each_epoch(result, phases=replace(OWN_PHASES, data=None, rest=40.0)) for result in alone[1]]
+    waits = [each_epoch(result, phases=replace(OWN_PHASES, data=30.0, forward=21.0)) for result in results]
+    title = plots.phase_finding(analyse(report_of((alone[0], unmeasured), (other, waits))))
+    assert title == "Largest excess over ideal scaling: forward of “loads”, 21.0 instead of 20.0 ms"
+
+
+def test_a_series_with_unequal_or_disturbed_rows_says_so():
+    fast, slow = at_each("ddp", (2, 4)), at_each("fsdp", (2, 4))
+    slow[1] = (slow[1][0], [replace(result, workers_per_process=2) for result in slow[1][1]])
+    cases = {
+        "ddp-nproc=4": {"DDP, measured, disturbed", "fsdp, measured, UNEQUAL settings, disturbed"},
+        "": {"DDP, measured", "fsdp, measured, UNEQUAL settings"},
+    }
+    for busy, labels in cases.items():
+        foreign = {busy: 0.9, "fsdp-nproc=4": 0.9} if busy else {}
+        figure = drawn("scaling", SINGLE, *fast, *slow, allow_unequal=True, foreign_cores=foreign)
+        assert labels < {" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()}
+
+
+def test_a_title_does_not_deny_what_a_row_that_trains_differently_shows():
+    for others, finding in (
+        ([steady("ddp-no-sync", 1.0)], "No row that trains the same is significantly faster than its baseline"),
+        ([steady("ddp-no-sync", 2.0)], "No row is significantly faster than its baseline"),
+        ([steady("ddp-no-sync", 1.0), steady("ddp", 1.25)], "“DDP” is 1.60 times as fast as “SINGLE”"),
+    ):
+        assert drawn("speed-up", SINGLE, *others).get_suptitle().startswith(f"{finding}\n")
+    large = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(9,)))
+    title = drawn("memory", SINGLE, (configuration("ddp"), runs("ddp")), large).get_suptitle()
+    assert title.startswith("No compared row needs 20% more or less memory than its baseline\n")
+
+
+def test_the_title_of_the_curves_rounds_the_distance_up():
+    close = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7252, 0.8256))
+    assert "within 2.6 points of its baseline" in curves_finding(analyse(close).done)
+
+
+def test_the_title_of_the_timelines_is_about_a_single_gpu():
+    spans = Span(0, "step", "forward", 0.0, 4.0), Span(0, "cuda:0", "sgemm", 1.0, 2.0)
+    one, two = {"A": spans}, {"A": spans, "B": (*spans, Span(0, "cuda:1", "sgemm", 1.0, 1.5))}
+    shorter = {**two, "B": (spans[0], Span(0, "cuda:0", "sgemm", 1.0, 1.5), Span(0, "cuda:1", "sgemm", 1.0, 1.5))}
+    for timelines in (one, two, shorter):
+        title = plots.waiting_finding(timelines)
+        assert title == "In “A”, the GPU runs kernels for 25% of the traced time"
+
+
+def test_the_panels_of_a_sweep_are_in_the_order_of_the_plan_whatever_failed():
+    models = [{"model": model} for model in ("lenet", "mlp", "resnet8")]
+    sizes = [{**own, "batch_size": size} for own in models for size in (64, 256)]
+    made = [(configuration(values=own, **own), runs() if number else ["failed"]) for number, own in enumerate(sizes)]
+    titles = [axis.get_title().splitlines()[0] for axis in drawn("sweep-model", *made).axes]
+    assert titles == ["SINGLE (batch size 64)", "SINGLE (batch size 256)"]
+
+
+def test_a_very_long_interval_does_not_flatten_the_figure_of_scaling():
+    noisy = [(row, runs("ddp", (0.5, 1.5), count=2, world_size=2)) for row, _ in at_each("ddp", (2, 4))]
+    analysis = analyse(report_of(SINGLE, *noisy))
+    most = max(entry.standing.speed_up.value for entry in analysis.rows)
+    assert max(entry.standing.speed_up.high or 0.0 for entry in analysis.rows) > 20 * most
+    (axis,) = figures.FIGURES["scaling.png"](analysis).axes
+    assert axis.get_ylim()[1] == pytest.approx(1.15 * plots.WIDE * most)
+
+
+@pytest.mark.parametrize(
+    "target, label, projected", [(None, "by time per image", True), (0.5, "by training time to 50%", False)]
+)
+def test_the_axis_of_scaling_has_one_quantity(target, label, projected):
+    """A projection is about the time per image."""
+    made = row_of("single"), *((replace(row, values={"nproc": 2}), own) for row, own in [row_of("ddp", 2)])
+    (axis,) = drawn("scaling", *made, target_accuracy=target, project=["2", "4"], probe=LINK).axes
+    assert axis.get_ylabel() == f"speed-up over the baseline,\n{label}"
+    assert any("projected" in str(line.get_label()) for line in axis.get_lines()) == projected
+    alone = drawn("scaling", row_of("single"), target_accuracy=target, project=["2", "4"], probe=LINK)
+    assert bool(alone) == projected

@@ -538,7 +538,7 @@ def test_titles_name_the_row_and_the_phase_that_lose_the_most_time(drawn):
 def test_timelines_are_drawn_as_bars_from_start_to_end(drawn):
     assert len({axis.get_xlim() for axis in drawn["timeline.png"].axes}) == 1
     for axis, (name, spans) in zip(drawn["timeline.png"].axes, REPORT.timelines.items(), strict=True):
-        assert axis.get_title(loc="left").lower() == name
+        assert axis.get_title().lower() == name
         seen = sorted((x, length) for _, x, length in bars(axis))
         assert seen == [pytest.approx(one) for one in sorted((span.start, span.end - span.start) for span in spans)]
         assert len({y for y, *_ in bars(axis)}) == len({span.rank for span in spans})
@@ -605,8 +605,10 @@ def test_the_figure_of_scaling():
 
 
 def test_the_ideal_line_begins_at_the_devices_of_the_baseline():
-    sweep = [(configuration("fsdp", values={"nproc": n}), runs("fsdp", count=n)) for n in (2, 4)]
-    (axis,) = figure_of("scaling.png", (configuration("ddp"), runs("ddp", count=2)), *sweep, baseline="ddp").axes
+    sweep = [(configuration("fsdp", values={"nproc": n}), runs("fsdp", count=n, world_size=n)) for n in (2, 4)]
+    (axis,) = figure_of(
+        "scaling.png", (configuration("ddp"), runs("ddp", count=2, world_size=2)), *sweep, baseline="ddp"
+    ).axes
     (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
     assert [*zip(ideal.get_xdata(), ideal.get_ydata(), strict=True)] == [(1, 0.5), (4, 2.0)]
 
