@@ -88,7 +88,7 @@ def _compare(text, seed, budget, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
     settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "seed": 1000 * seed}
     settings |= {"margin": MARGIN, "budget": budget}
-    outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings), environment))
+    outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings, []), environment))
     if outcome.result is None:
         raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
     alone, step = outcome.result, step_time(outcome.result)

@@ -366,7 +366,8 @@ class Machine:
         results = self._out / "results.json"
         if (self._out / ".comparison.lock").exists() and results.exists():  # neither moved nor deleted
             code, err = self._beside("a second comparison", words, results)
-            if code != 2 or not err.startswith("error: another comparison is writing to ") or len(err.splitlines()) > 1:
+            errors = [line for line in err.splitlines() if not line.startswith("warning: ")]
+            if code != 2 or [line[:39] for line in errors] != ["error: another comparison is writing to"]:
                 self.trouble.append(f"a second comparison: exit code {code}, {err}")
 
     def _show(self):

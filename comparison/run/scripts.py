@@ -67,12 +67,17 @@ class Slices:
         return wanted
 
 
-def slices_of(settings: Mapping[str, Any], outcomes: Sequence[Outcome] = ()) -> Slices:
-    """Return the slices that --warmup and --steps ask for, for one block. outcomes: of earlier blocks."""
+def slices_of(settings: Mapping[str, Any], known: list[int]) -> Slices:
+    """Return the slices that --warmup and --steps ask for. known: the list that the launches of a block share."""
     length = settings["steps"]
     steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
+    return Slices(settings["warmup"], steps, seconds, known)
+
+
+def known_steps(outcomes: Sequence[Outcome]) -> list[int]:
+    """Return how many steps the slices of earlier launches of scripts had."""
     results = [outcome.result for outcome in outcomes if outcome.result and outcome.result.method == SCRIPT]
-    return Slices(settings["warmup"], steps, seconds, [max(epoch.steps for epoch in run.epochs) for run in results])
+    return [max(epoch.steps for epoch in result.epochs) for result in results]
 
 
 class Ranks(Gate):

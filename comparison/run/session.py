@@ -31,7 +31,7 @@ from comparison.run.forecast import (
 )
 from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
-from comparison.run.scripts import ScriptRun, slices_of
+from comparison.run.scripts import ScriptRun, known_steps, slices_of
 from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
@@ -200,12 +200,12 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
     how = (block, seed, directory, settings["timeout"])
-    slices = slices_of(settings, report.outcomes)
+    known = known_steps(report.outcomes)
 
     def run_of(row):
         if not row.is_script:
             return Run(row, *how)
-        return ScriptRun(row, block, directory, settings["timeout"], slices, report.environment)
+        return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings, known), report.environment)
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = [rows[name] for number, name in report.left if number == block]

@@ -273,7 +273,7 @@ def _guess_result(guess, speed_up):
     if not speed_up:
         return say("it has no speed-up")
     if speed_up.disturbed:
-        return say("measured {x:.2f} disturbed", x=speed_up.value)
+        return say("measured {x:.2f}, but disturbed", x=speed_up.value)
     if speed_up.low is None:
         return say("measured {ratio}, without an interval", ratio=speed_up)
     return sentence("right guess" if speed_up.low <= guess <= speed_up.high else "wrong guess", ratio=speed_up)

@@ -104,4 +104,4 @@ def test_a_row_that_missed_the_target_has_no_speed_up():
     missed = replace(report, outcomes=(*report.outcomes[:-1], replace(report.outcomes[-1], status="not reached")))
     standing = analyse(missed).rows[1].standing
     assert standing.speed_up is None and standing.reason == "“DDP” missed the target accuracy in 1 of 3 runs"
-    assert "“DDP”, 1 of 3 runs not reached" in recommendations(analyse(missed))[0]
+    assert analyse(missed).decisions[0].ineligible == {"ddp": "1 of 3 runs not reached"}

@@ -114,7 +114,7 @@ def before_a_run(**values):
     """Return the RunResult before a run's first epoch; values: of the context."""
     context = make_context(torch.nn.Identity(), **values)
     context.model.precision = "fp32"
-    return common.engine.run._before(context, make_config(), make_config(), {})
+    return common.engine.run._before(context, make_config(batch_size=1), make_config(), {})
 
 
 def test_only_rank_0_calls_nvidia_smi(nvidia_smi):

@@ -54,9 +54,8 @@ def test_events_are_only_created_in_the_first_epoch(trained):
 def test_memory_peaks_exclude_the_epoch_of_cudnns_tuning_if_there_is_another(epochs, devices, trained):
     calls, _ = trained(epochs, devices)
     resets = [("reset_peak_memory_stats", f"cuda:{index}") for index in range(devices)]
-    later = [*resets, *(("epoch", epoch) for epoch in range(2, epochs + 1))] if epochs > 1 else []
     recorded = [call for call in calls if call[0] in ("reset_peak_memory_stats", "epoch")]
-    assert recorded == [*resets, ("epoch", 1), *later]
+    assert recorded == [call for epoch in range(1, epochs + 1) for call in (*resets, ("epoch", epoch))]
 
 
 def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch, tmp_path):

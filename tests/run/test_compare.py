@@ -83,7 +83,7 @@ def test_predictions_are_shown_with_the_result(tmp_path):
     assert sentences[1] in " ".join(terminal_text(analysis).split())
     assert f"## What was guessed\n\n- {sentences[0]}" in markdown_of(analysis, tmp_path)
     (noisy,) = tell_guesses(analyse(report_of(*rows, predict=["ddp=2"], foreign_cores={"ddp": 0.9})))
-    assert noisy.endswith("without an interval.")
+    assert noisy.endswith(f": measured {inside}, but disturbed.")
 
 
 # ---- one child

@@ -18,7 +18,7 @@ from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
 from comparison.run.launch import TIMED_OUT
-from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices, slices_of
+from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices, known_steps, slices_of
 from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
 from tests.reports import ENVIRONMENT, make_result
@@ -244,14 +244,14 @@ def test_launches_with_similar_steps_train_on_the_same_batches():
     def slice_of(milliseconds):
         return [{"series": [[milliseconds, 0.0]] * 3}]
 
-    slices = slices_of({"warmup": 3, "steps": 0.5})
+    slices = slices_of({"warmup": 3, "steps": 0.5}, [])
     assert [slices.steps_of(slice_of(step)) for step in (100, 84, 34, 10, 11, 290)] == [5, 5, 5, 50, 50, 5]
     result = make_result("script")
     outcomes = [SimpleNamespace(result=None), SimpleNamespace(result=result)]
     (steps,) = {epoch.steps for epoch in result.epochs}
-    again = slices_of({"warmup": 3, "steps": 0.5}, outcomes)
+    again = slices_of({"warmup": 3, "steps": 0.5}, known_steps(outcomes))
     assert again.steps_of(slice_of(510 / steps)) == steps and again.steps_of(slice_of(1000)) == 1
-    assert slices_of({"warmup": 3, "steps": 7}, outcomes).steps_of(slice_of(1)) == 7
+    assert slices_of({"warmup": 3, "steps": 7}, known_steps(outcomes)).steps_of(slice_of(1)) == 7
 
 
 @pytest.mark.parametrize("method, why", [("script", f"; {NOTHING_SEEN}"), ("single", ", before its first step")])
