@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from common.engine import run, setup
-from common.engine.memory import memory_parts
+from common.engine.memory import PeakMemory, memory_parts
 from common.errors import SuiteError
 from common.machine.memory import mapped_files, populate
 from common.settings.arguments import memory
@@ -190,3 +190,14 @@ def test_the_figure_and_the_csv_file_have_known_peaks(tmp_path):
     single, ddp = csv.DictReader((tmp_path / "results.csv").open())
     assert (float(ddp["peak_memory_bytes"]), ddp["optimizer_state_bytes"]) == (150 * MIB, str(4 * MIB))
     assert single["optimizer_state_bytes"] == ""
+
+
+def test_the_peak_of_a_gpus_first_epoch_counts_only_if_it_is_alone(monkeypatch):
+    epochs = iter([(90, 99), (50, 65), (70, 60)])
+    monkeypatch.setattr("common.engine.memory.peak_memory", lambda device: next(epochs))
+    peaks = PeakMemory([torch.device("cuda:0")])
+    peaks.keep()
+    assert peaks.largest() == [(90, 99)]
+    peaks.keep()
+    peaks.keep()
+    assert peaks.largest() == [(70, 65)]
