@@ -24,8 +24,8 @@ from common.settings.totals import per_process, total_workers
 # The default in a spawned rank is spawn: a worker would import torch for seconds, and only then end with its rank.
 FORK = "fork" if sys.platform == "linux" else None
 NICE = 10  # added to a worker's niceness
-# Images of an evaluation's batches, if not as many are trained at once: without gradients, a larger batch saves time. On a
-# CPU it is at most twice as many as are trained, or the evaluation would set its peak memory, which is of all that it did.
+# Images of an evaluation's batches, unless more are trained at once: without gradients, a larger batch saves time. On a
+# CPU at most twice as many as are trained, or the evaluation would set the process's peak memory.
 EVALUATION_BATCH, FEWEST = 500, 8
 
 
