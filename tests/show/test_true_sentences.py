@@ -15,7 +15,7 @@ from comparison.show.advice import next_step, recommendations
 from comparison.show.remarks import definitions, doubts, not_measured, notes
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import answer_rows
-from comparison.show.verdict import answers, tell_guesses, tell_proof, verdict
+from comparison.show.verdict import answers, tell_proof, verdict
 from comparison.words import render, speaking
 from tests.reports import (
     CONFIG,
@@ -267,11 +267,6 @@ def test_the_rest_of_a_short_step_has_as_many_decimals_as_its_parts():
 
 
 # ---- disturbances, guesses, warnings and proofs
-
-
-def test_a_disturbed_guess_has_no_interval():
-    (told,) = tell_guesses(analyse(report_of(SINGLE, DDP, predict=["ddp=1.5"], foreign_cores={"ddp": 0.5})))
-    assert told.endswith("measured 2.00 disturbed.")
 
 
 def test_costs_are_not_told_from_disturbed_rows():
