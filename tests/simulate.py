@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import random
+import re
 import shlex
 import shutil
 import signal
@@ -38,7 +39,7 @@ from comparison.outcomes import Outcome  # noqa: E402
 from comparison.record import Report  # noqa: E402
 from comparison.results_file import read_results  # noqa: E402
 from comparison.run.launch import GRACE  # noqa: E402
-from comparison.run.scripts import SLICES  # noqa: E402
+from comparison.run.scripts import ALIKE, SLICES  # noqa: E402
 from tests.reports import each_epoch  # noqa: E402
 from tests.simulated_machine import GIB, LOOK_EVERY, STARTUP, Event, Fate, Load, Machine, Training  # noqa: E402
 
@@ -91,7 +92,8 @@ def draw(seed: int) -> Schedule:
     budget = f"--budget {dice.choice((1, 10, 15, 30))}s"
     margin = f"{budget} --margin {dice.choice((2, 10))}"
     blocks = dice.choice((*(f"--repeats {number}" for number in (1, 1, 2, 2, 2, 3)), budget, budget, budget, margin))
-    flags = f"{blocks} --seed {dice.randrange(100)}" + dice.choice(("", *2 * (f" --timeout {TIMEOUT:g}",)))
+    flags = f"{blocks} --seed {dice.randrange(100)}"
+    flags += dice.choice(("", *2 * (f" --timeout {TIMEOUT * (ALIKE if scripts else 1):g}",)))  # slices may be longer
     if scripts:
         typed = (f"--script '{row.removeprefix('script-')}=python {PROJECT / 'mnist.py'}'" for row in rows)
         flags += f" --steps 0.5s --warmup 2 {' '.join(typed)}"
@@ -269,7 +271,8 @@ def check_runs(play: Play, report: Report) -> None:
 def check_outcome(play: Play, run: Outcome, training: Training) -> None:
     """A run has the status and the times that the machine knows."""
     fate, paused = training.fate, play.machine.paused
-    limit = TIMEOUT if "--timeout" in play.schedule.flags else math.inf
+    typed = re.search(r"--timeout (\d+)", play.schedule.flags)
+    limit = float(typed[1]) if typed else math.inf
     own = STARTUP + (2 if training.is_script else sum(map(fate.seconds_of, range(1, len(fate.seconds) + 1))))
     expected = play.statuses_of(training)
     if play.happened("moved", "deleted") and fate.what != "ok":
