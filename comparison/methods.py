@@ -63,11 +63,11 @@ class Method:
     rounds: what it rounds to fewer bits, so that its weights differ more. all_cores: it has all cores of the CPU, while
     a device of the other rows has a share; not used on GPUs. cuts: it cuts the network into stages, --nproc of them if
     it uses that setting, otherwise two. one_each: every stage needs a micro-batch. uncompilable: why torch.compile must
-    not rewrite its network, if so. package: a package it needs that is
-    not in the requirements. called: its name in a sentence. without_exchange: flags that disable the gradient exchange.
-    baseline: it is the default --baseline. by_default: it is a default of --methods, on machines with at least
-    default_gpus GPUs. rung: it is part of --methods ladder. projected: --project is about it. complexity: 0 one
-    process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of equally fast rows the simplest is recommended.
+    not rewrite its network, if so. package: a package it needs that is not in the requirements. called: its name in a
+    sentence. without_exchange: flags that disable the gradient exchange. baseline: it is the default --baseline.
+    by_default: it is a default of --methods, on machines with at least default_gpus GPUs. rung: it is part of --methods
+    ladder. projected: --project is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of
+    equally fast rows the simplest is recommended.
     """
 
     build: Callable[[int, Machine, int], tuple[str, list[str], int]] | None

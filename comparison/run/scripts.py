@@ -34,7 +34,7 @@ LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may nev
 # between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. In
 # figures/own-script/results.json, the costs have a ratio of 6, and the standard deviations are 7% and 5%: 3 to 4.
 SLICES = 3
-ALIKE = 3  # a slice has at most this many times, and at least 1 in ALIKE of, the steps that its time allows
+ALIKE = 3  # launches whose slices would differ at most threefold in steps get the same number of steps
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
