@@ -56,10 +56,10 @@ def one_slice(monkeypatch):
         ("eval() and train()", {}),
         ("gradients off in the loop", {}),
         pytest.param("gradients by hand", {}, marks=pytest.mark.slow),
-        ("closure", {}),
-        ("looks at a batch", {"data": 10 / 6}),  # one more batch per epoch
+        pytest.param("closure", {}, marks=pytest.mark.slow),
+        pytest.param("looks at a batch", {"data": 10 / 6}, marks=pytest.mark.slow),  # one more batch per epoch
         ("two optimizers", {"forward": 20, "backward": 15, "update": 5}),
-        ("new optimizers", {}),  # one per epoch, which is a slice
+        pytest.param("new optimizers", {}, marks=pytest.mark.slow),  # one per epoch, which is a slice
         ("two loaders", {"data": 10, "rest": 20}),  # one of them for a forward pass without gradients
         pytest.param("prefetches", {"data": -10}, marks=pytest.mark.slow),
         ("accumulation", {"data": 10, "forward": 20, "backward": 15, "rest": 5}),
@@ -234,9 +234,9 @@ def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_pa
 
 
 def test_a_hanging_script_is_stopped(tmp_path):
-    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7, 0.0), timeout=8.0)
+    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7, 0.0), timeout=4.0)
     outcome = run_whole(run)
-    assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 8 s")
+    assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 4 s")
     assert not alive("train.py never steps")
 
 
