@@ -164,7 +164,7 @@ def test_the_title_names_what_was_trained():
         "lenet on synthetic-mnist at 64 × 64 pixels (first 5,000 images), "
         "global batch 100, 3 epochs of 10 steps, 3 runs each"
     )
-    assert "3 epochs, 3 runs" in report_of(SINGLE, max_steps=200).title  # all have 10
+    assert "3 epochs, 3 runs" in report_of(SINGLE, script("mine", 60.0), max_steps=20).title  # of 10 steps
     whole = report_of(SINGLE, DDP, repeats=5)
     assert whole.title.endswith(", 3 runs each")  # it was interrupted
     assert replace(whole, outcomes=whole.outcomes[:-1]).title.endswith(", 2 to 3 runs each")
