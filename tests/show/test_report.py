@@ -258,10 +258,13 @@ def test_rows_with_equal_labels_are_all_in_the_tables():
     assert [table.count("\nDDP ") for table in tables_of] == [2, 2, 2]
 
 
-def test_a_disturbed_ratio_has_no_interval_in_any_table():
+def test_a_disturbed_ratio_has_no_interval_in_any_table(tmp_path):
     report = report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5})
     row = cells(main_table(report))[1]
     assert row[8] == "2.00" and "[" not in "".join(row), row
+    write_csv(analyse(report), tmp_path / "results.csv")
+    *_, written = csv.DictReader((tmp_path / "results.csv").open())
+    assert [name for name in written if written[name] and name.endswith(("_low", "_high"))] == []
 
 
 def test_short_epochs_have_two_digits():
