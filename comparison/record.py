@@ -214,7 +214,7 @@ class Report:
     def cut_steps(self) -> int | None:
         """The value of --max-steps; None if it cuts no epoch, as all that ran have fewer steps."""
         most = self.settings["max_steps"]
-        ran = [epoch.steps for row in self.rows for run in row.results for epoch in run.epochs]
+        ran = [epoch.steps for row in self.rows for run in row.results for epoch in run.epochs if run.method != SCRIPT]
         return most if most and (not ran or max(ran) >= most) else None
 
     @property

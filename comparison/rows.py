@@ -125,8 +125,8 @@ class Configuration:
 def baseline_of(configuration: Configuration, plan: list[Configuration], baseline: str) -> Configuration | None:
     """Return the row to compare a row with: the row of the method `baseline` with the same swept values.
 
-    If there are several (`--methods single:num-workers=4 single`), return the first with the same planned settings, or
-    else the first.
+    If there are several (`--methods single:num-workers=4 single`), return one with the same planned settings, of these
+    one with the same own values, of these one with the same batch, and of these the first.
     """
     candidates = [
         other
@@ -137,15 +137,15 @@ def baseline_of(configuration: Configuration, plan: list[Configuration], baselin
     plain = next((other for other in candidates if other.name == row_name(other.method, other.values)), None)
     if configuration.method == baseline and plain:  # a variant of the baseline, e.g. single:num-workers=4
         return plain
-    planned = configuration.planned
+    planned, own = configuration.planned, configuration.name.removeprefix(configuration.method)
 
-    def is_equal(other: Configuration) -> bool:
-        """Whether all settings are equal, but for the batches, which follow from the number of devices."""
-        batch, part = planned.batch_size, planned.per_device_batch_size
-        return replace(other.planned, batch_size=batch, per_device_batch_size=part) == planned
+    def differences(other: Configuration) -> tuple[bool, ...]:
+        batch, part = planned.batch_size, planned.per_device_batch_size  # they follow from the number of devices
+        like = replace(other.planned, batch_size=batch, per_device_batch_size=part) == planned
+        typed_alike = other is not configuration and other.name == baseline + own
+        return not like, not typed_alike, other.planned.batch_size != batch
 
-    equal = filter(is_equal, candidates)
-    return next(equal, candidates[0] if candidates else None)
+    return min(candidates, key=differences, default=None)
 
 
 def row_name(method: str, values: dict[str, Any]) -> str:

@@ -84,7 +84,7 @@ def confidence_of(report: Report) -> float:
     if not report.looks:
         return CONFIDENCE
     blocks, spent = zip(*report.looks, strict=True)
-    return look_confidence(blocks, spent, max(2, len(report.all_rows)))
+    return look_confidence(blocks, spent, max(2, sum(bool(row.results) for row in report.all_rows)))
 
 
 def measure(report: Report) -> Measures:
@@ -122,9 +122,8 @@ def measure(report: Report) -> Measures:
     for column, row in enumerate(rows):
         means = (times.means[row.name] for times in (asked, images, training, total))
         summary = summarise(row, training.values[:, column], flop.get(row.configuration.planned.model), *means)
-        modes = None
-        if squares[column] == squares.max():  # the two modes of a row show in the residuals of the others too
-            modes = two_modes([value for value in noise[:, column] if math.isfinite(value)])
+        largest = math.isclose(squares[column], squares.max())  # a row's modes show in the others' residuals too
+        modes = two_modes([value for value in noise[:, column] if math.isfinite(value)]) if largest else None
         if modes and modes[1] < CHANCE / len(rows):
             summary = replace(summary, warnings=(*summary.warnings, Finding("two modes", {"n": modes[0]})))
         summaries[row.name] = summary

@@ -138,8 +138,8 @@ def _normal_probability(values: Array) -> Array:
 class Ratio:
     """A ratio of geometric means (how many times as fast or, for times, as long), with its interval if known.
 
-    disturbed: other programs used the machine meanwhile, so the ratio supports no claim, and as a text has no interval.
-    equal_within: the share by which two times may differ and still be equal in practice.
+    disturbed: other programs used the machine meanwhile, so the ratio supports no claim. equal_within: the share by
+    which two times may differ and still be equal in practice.
     """
 
     value: float
@@ -149,15 +149,19 @@ class Ratio:
     equal_within: float = EQUAL_WITHIN
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval to show: none if it is unknown, or covers a disturbance."""
+        return None if self.low is None or self.high is None or self.disturbed else (self.low, self.high)
+
+    @property
     def words(self) -> str:
         """Faster, slower, practically equal or undecided; or why the ratio supports no claim."""
-        if self.disturbed:
-            return DISTURBED
-        if self.low is None or self.high is None:
-            return TOO_FEW
-        if 1 / (1 + self.equal_within) <= self.low and self.high <= 1 + self.equal_within:
+        if not self.interval:
+            return DISTURBED if self.disturbed else TOO_FEW
+        low, high = self.interval
+        if 1 / (1 + self.equal_within) <= low and high <= 1 + self.equal_within:
             return EQUAL
-        return FASTER if self.low > 1 else SLOWER if self.high < 1 else UNDECIDED
+        return FASTER if low > 1 else SLOWER if high < 1 else UNDECIDED
 
     @property
     def decided(self) -> bool:
@@ -176,8 +180,7 @@ class Ratio:
         return replace(self, value=1 / self.value, low=low, high=high)
 
     def __str__(self) -> str:
-        known = self.low is not None and not self.disturbed
-        return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if known else "")
+        return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.interval else "")
 
 
 @dataclass(frozen=True)

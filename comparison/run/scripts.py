@@ -44,40 +44,38 @@ NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the
 class Slices:
     """The plan of a script's measurement: `warmup` steps and one slice untimed, then SLICES timed slices.
 
-    steps: of each slice; None if a slice takes about `seconds`. known: the steps of earlier launches' slices.
+    steps: of each slice; None if a slice takes about `seconds`. known: the steps of earlier launches' slices, by row.
     """
 
     warmup: int
     steps: int | None
     seconds: float
-    known: list[int] = field(default_factory=list)
+    known: dict[str, int] = field(default_factory=dict)
 
-    def steps_of(self, first: list[dict[str, Any]]) -> int:
-        """Return the steps of a slice, given what the ranks wrote about the first one.
+    def steps_of(self, name: str, first: list[dict[str, Any]]) -> int:
+        """Return the steps of a row's slices, given what the ranks wrote about the first one.
 
-        Launches with similar steps get the same number, and so train on the same batches, which may differ in size.
+        Launches of a row, and of rows with similar steps, get the same number: their batches may differ in size.
         """
         if self.steps:
             return self.steps
         wanted = max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
-        for steps in self.known:
-            if wanted / ALIKE <= steps <= wanted * ALIKE:
-                return steps
-        self.known.append(wanted)
-        return wanted
+        known = [self.known[other] for other in sorted(self.known, key=lambda other: other != name)]
+        self.known[name] = next((steps for steps in known if wanted / ALIKE <= steps <= wanted * ALIKE), wanted)
+        return self.known[name]
 
 
-def slices_of(settings: Mapping[str, Any], known: list[int]) -> Slices:
-    """Return the slices that --warmup and --steps ask for. known: the list that the launches of a block share."""
+def slices_of(settings: Mapping[str, Any], known: dict[str, int]) -> Slices:
+    """Return the slices that --warmup and --steps ask for. known: shared by the launches of a block."""
     length = settings["steps"]
     steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
     return Slices(settings["warmup"], steps, seconds, known)
 
 
-def known_steps(outcomes: Sequence[Outcome]) -> list[int]:
-    """Return how many steps the slices of earlier launches of scripts had."""
-    results = [outcome.result for outcome in outcomes if outcome.result and outcome.result.method == SCRIPT]
-    return [max(epoch.steps for epoch in result.epochs) for result in results]
+def known_steps(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    """Return how many steps the slices of each row's last launch had, of scripts."""
+    results = [(run.configuration, run.result) for run in outcomes if run.result and run.result.method == SCRIPT]
+    return {name: max(epoch.steps for epoch in result.epochs) for name, result in results}
 
 
 class Ranks(Gate):
@@ -130,7 +128,8 @@ class ScriptRun(Run):
 
     def _go_on(self):
         start = read_start(self._place)
-        self._tell(self._slices.steps_of(start.all_slices[0]), ALONE * (self._measured(start) == SLICES - 1))
+        steps = self._slices.steps_of(self.configuration.name, start.all_slices[0])
+        self._tell(steps, ALONE * (self._measured(start) == SLICES - 1))
         super()._go_on()
 
     def _measured(self, start):

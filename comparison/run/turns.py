@@ -82,7 +82,7 @@ class Run(contextlib.ExitStack):
         own = ("--seed", str(seed), "--output", str(self._file), "--figure-dir", str(directory), "--no-curves")
         self._command = (*configuration.launched, *own)
         self._one_node = configuration.nodes == 1
-        self._wall_seconds = self._foreign_seconds = 0.0
+        self._wall_seconds = self._foreign_seconds = self._warmed = 0.0
         self._orphans_seconds = 0.0  # of this turn's processes without a waiting parent, which own_seconds() misses
         self._stolen_seconds = dict.fromkeys(usable_cores(), 0.0)
         self._cards = CardWatch()
@@ -111,7 +111,7 @@ class Run(contextlib.ExitStack):
             self._notice_pause(start)
             exit_code = self._exit_code()
         if exit_code is not None:
-            self._wall_seconds -= self._gate.warmed()  # a row that runs alone has nothing like it
+            self._warmed = self._gate.warmed()  # seconds; a row that runs alone has nothing like it
             self.close()  # processes left behind would disturb the other rows
         self._wall_seconds += time.perf_counter() - start
         for core, now in stolen_seconds().items():
@@ -180,7 +180,7 @@ class Run(contextlib.ExitStack):
             shlex.join(self._command),
             str(self._log),
             exit_code,
-            self._wall_seconds + earlier,
+            self._wall_seconds - self._warmed + earlier,
             foreign_cores,
             result,
             self._cards.uses(result) if result else (),

@@ -147,19 +147,18 @@ def _fastest(analysis, decision):
 def _times(analysis, decision, entry, other=None):
     """The time that decides, of a row and, if given, of another: "1.00 s instead of 2.00 s per epoch"."""
     kind, means, settings = decision.wall_time.kind, decision.wall_time.means, analysis.report.settings
+    cut, ran = analysis.report.cut_steps, [one.row.results[-1].epochs[-1].steps for one in (entry, other or entry)]
     what: str = say("per 1,000 samples")
-    if kind == PER_EPOCH and (steps := analysis.report.cut_steps):
-        what = sentence("by a cut epoch", steps=count(steps, "step"))
+    if kind == PER_EPOCH and cut and max(ran) >= cut:
+        what = sentence("by a cut epoch", steps=count(cut, "step"))
     elif kind == PER_EPOCH:
         what = say("per epoch with evaluation")
     elif kind == TO_TARGET:
         what = say("to reach {n:g}% accuracy", n=100 * settings["target_accuracy"])
     elif kind == WHOLE_RUN:
         what = say("for a whole run of {epochs}", epochs=count(settings["epochs"], "epoch"))
-    own = significant(means[entry.name])
-    if not other:
-        return say("{s} s {what}", s=own, what=what)
-    return say("{s} s instead of {t} s {what}", s=own, t=significant(means[other.name]), what=what)
+    template = "{s} s instead of {t} s {what}" if other else "{s} s {what}"
+    return say(template, s=significant(means[entry.name]), t=significant(means[(other or entry).name]), what=what)
 
 
 # ---- what to do next

@@ -95,14 +95,14 @@ def draw_speed_ups(analysis: Analysis):
         if entry.standing.unequal:
             words.append(say("UNEQUAL settings"))
         look = {"color": look_of(analysis, entry).color, "elinewidth": 3, "capsize": 0, "markersize": 9}
-        whiskers = None if ratio.low is None else [[ratio.value - ratio.low], [ratio.high - ratio.value]]
+        whiskers = [[ratio.value - ratio.low], [ratio.high - ratio.value]] if ratio.interval else None
         axis.errorbar(ratio.value, place, xerr=whiskers, fmt="o", **look)
-        _write_beside(axis, ratio.high or ratio.value, place, render(join(", ", words)))
+        _write_beside(axis, max(ratio.interval or (ratio.value,)), place, render(join(", ", words)))
     axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)
     above = {"xycoords": axis.get_xaxis_transform(), "xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
     axis.annotate(render(say("baseline")), (1, 1), **above)
-    ratios = [entry.standing.speed_up for entry in compared]
-    if max(ratio.high or ratio.value for ratio in ratios) > WIDE * min(ratio.low or ratio.value for ratio in ratios):
+    ends = [entry.standing.speed_up.interval or (entry.standing.speed_up.value,) for entry in compared]
+    if max(map(max, ends)) > WIDE * min(map(min, ends)):
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
     left_out = count(len(analysis.done) - len(compared), "uncompared row")

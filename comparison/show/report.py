@@ -141,7 +141,7 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
 
 
 def _with_bounds(name, ratio):
-    numbers = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
+    numbers = (ratio.value, *(ratio.interval or (None, None))) if ratio else (None, None, None)
     return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
 
 

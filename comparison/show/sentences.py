@@ -53,15 +53,14 @@ def _item(item: object) -> str:
 
 def as_fast(ratio: Ratio, base: str = "") -> str:
     """Return e.g. "2.00 times as fast as “DDP” (95% CI 1.90 to 2.10)", without the parts that are unknown."""
-    known = ratio.low is not None
-    interval = say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high) if known else ""
+    interval = say(" (95% CI {low:.2f} to {high:.2f})", low=ratio.low, high=ratio.high) if ratio.interval else ""
     template = "{x:.2f} times as fast as “{base}”{i}" if base else "{x:.2f} times as fast{i}"
     return say(template, x=ratio.value, i=interval, base=base)
 
 
 def efficiency(share: Ratio) -> str:
     """Return an efficiency in percent, with its interval if known."""
-    interval = "" if share.low is None or share.disturbed else f" [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.interval else ""
     return f"{share.value:.0%}{interval}"
 
 

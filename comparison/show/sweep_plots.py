@@ -127,7 +127,7 @@ def draw_scaling(analysis: Analysis):
     for entries in series.values():
         devices, ratios = [_devices(entry) for entry in entries], [entry.standing.speed_up for entry in entries]
         values = [ratio.value for ratio in ratios]
-        ends = [(ratio.low or ratio.value, ratio.high or ratio.value) for ratio in ratios]
+        ends = [ratio.interval or (ratio.value, ratio.value) for ratio in ratios]
         bounds = np.abs(np.array(ends).T - values)
         words: list[str] = [say("{row}, measured", row=series_name((entry.row for entry in entries), "nproc"))]
         words += [say("UNEQUAL settings")] if any(entry.standing.unequal for entry in entries) else []

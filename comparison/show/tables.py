@@ -135,7 +135,7 @@ def answer_rows(analysis: Analysis) -> Rows:
     report, decided = analysis.report, bool(analysis.decisions[0].ratios)
     wall_time = analysis.decisions[0].wall_time
     heading = TIME_HEADINGS.get(wall_time.kind) or say("To {n:g}% accuracy (s)", n=_target(report))
-    if wall_time.kind == PER_EPOCH and report.settings["max_steps"] and report.probe:
+    if wall_time.kind == PER_EPOCH and report.cut_steps and report.probe:
         heading = say("Whole epoch (s)")  # extrapolated
     before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
     for entry in fastest_first(analysis):

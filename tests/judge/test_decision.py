@@ -226,19 +226,14 @@ def test_epochs_decide_with_their_evaluation_and_at_full_length():
     assert choice.best.label == "DDP" and choice.ratios["single"].value == pytest.approx(41 / 39, rel=1e-3)
 
 
-def test_a_baseline_that_learns_less_is_not_recommended():
-    rows = row("single", FAST, (0.1, 0.11, 0.09)), row("ddp", SLOW)
-    choice = decide(*rows)
-    assert choice.best.label == "DDP" and choice.ineligible["single"] == "accuracy 60.0 points lower"
-
-
-def test_the_largest_loss_of_accuracy_is_told():
+def test_a_baseline_that_learns_less_is_not_recommended_and_its_largest_loss_is_told():
     rows = (
         row("single", FAST, (0.4, 0.41, 0.39)),
         row("ddp", SLOW, (0.7, 0.71, 0.69)),
         row("dp", SLOW, (0.5, 0.51, 0.49)),
     )
-    assert decide(*rows).ineligible["single"] == "accuracy 30.0 points lower"
+    choice = decide(*rows)
+    assert choice.best.label == "DDP" and choice.ineligible["single"] == "accuracy 30.0 points lower"
 
 
 def sweep_of_workers(*seconds):
@@ -277,6 +272,9 @@ def test_a_sweep_of_batches_is_judged_by_images(max_steps):
     (sweep,) = analyse(report_of(*rows, max_steps=max_steps)).sweeps
     assert [sweep.value(entry) for entry in sweep.fastest] == [256]
     assert sweep.ratios[0].value == pytest.approx(0.5) and sweep.ratios[0].high < 0.6
+    ddp = [batch("ddp", size, (0.1, 0.101, 0.099), steps[size]) for size in (64, 256)]
+    told = recommendations(analyse(report_of(*rows, *ddp, max_steps=max_steps or 40)))
+    assert ["extrapolated from" in render(words) for words in told] == [True, max_steps == 10]
 
 
 @pytest.mark.parametrize("max_steps", [None, 10])

@@ -1,6 +1,7 @@
 """Which rows a comparison has, what each runs, and which comparisons are refused."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from msgspec import convert
@@ -234,10 +235,10 @@ def test_baseline_has_the_same_swept_values():
     assert baseline_of(every[0], every, "mp") is None
     rows = rows_of("single:num-workers=4 single ddp")
     assert baseline_of(rows["ddp"], list(rows.values()), "single").name == "single"  # the one with equal settings
-    for scaling in ("strong", "weak"):
-        rows = rows_of("single single:num-workers=4 ddp:num-workers=4", scaling=scaling, num_workers=[0])
-        own = rows["ddp-num_workers=4"]
-        assert baseline_of(own, list(rows.values()), "single").name == "single-num_workers=4"
+    for scaling, own in product(("strong", "weak"), ("num_workers=4", "batch_size=64")):
+        flags = own.replace("_", "-")
+        rows = rows_of(f"single single:{flags} ddp:{flags}", scaling=scaling, num_workers=[0])
+        assert baseline_of(rows[f"ddp-{own}"], list(rows.values()), "single").name == f"single-{own}"
 
 
 @pytest.mark.parametrize("own", ["precision=bf16", "cuda-graph", "num-workers=4"])

@@ -21,7 +21,7 @@ from comparison.run.launch import TIMED_OUT
 from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices, known_steps, slices_of
 from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
-from tests.reports import ENVIRONMENT, make_result
+from tests.reports import ENVIRONMENT
 
 pytestmark = pytest.mark.process
 
@@ -241,17 +241,18 @@ def test_a_hanging_script_is_stopped(tmp_path):
 
 
 def test_launches_with_similar_steps_train_on_the_same_batches():
-    def slice_of(milliseconds):
-        return [{"series": [[milliseconds, 0.0]] * 3}]
+    def steps(known, length=0.5, **medians):
+        slices = slices_of({"warmup": 3, "steps": length}, known)
+        series = {name: [[step / 3, 0.0], [step / 2, step / 2], [0.0, 50 * step]] for name, step in medians.items()}
+        return [slices.steps_of(name, [{"series": series[name]}]) for name in medians]
 
-    slices = slices_of({"warmup": 3, "steps": 0.5}, [])
-    assert [slices.steps_of(slice_of(step)) for step in (100, 84, 34, 10, 11, 290)] == [5, 5, 5, 50, 50, 5]
-    result = make_result("script")
-    outcomes = [SimpleNamespace(result=None), SimpleNamespace(result=result)]
-    (steps,) = {epoch.steps for epoch in result.epochs}
-    again = slices_of({"warmup": 3, "steps": 0.5}, known_steps(outcomes))
-    assert again.steps_of(slice_of(510 / steps)) == steps and again.steps_of(slice_of(1000)) == 1
-    assert slices_of({"warmup": 3, "steps": 7}, known_steps(outcomes)).steps_of(slice_of(1)) == 7
+    assert steps({}, a=100, b=84, c=34, d=10, e=11, f=290) == [5, 5, 5, 50, 50, 5]
+    outcomes = [SimpleNamespace(result=None)]
+    for name, number in (("fast", 200), ("between", 50), ("slow", 50)):  # in the order in which they ended
+        result = SimpleNamespace(method="script", epochs=[SimpleNamespace(steps=number)])
+        outcomes.append(SimpleNamespace(configuration=name, result=result))
+    assert steps(known_steps(outcomes), slow=10, between=5, fast=2.6, new=400) == [50, 50, 200, 2]
+    assert steps(known_steps(outcomes), 7, slow=10) == [7]
 
 
 @pytest.mark.parametrize("method, why", [("script", f"; {NOTHING_SEEN}"), ("single", ", before its first step")])
@@ -299,9 +300,3 @@ def test_a_turn_ends_when_all_ranks_wait(tmp_path):
     gate.start_turn()
     assert os.read(gate._start, 10) == b"\0\0" and not gate.is_idle(0.0)
     gate.close()
-
-
-def test_a_slice_of_seconds_has_enough_steps_to_fill_it():
-    first = [{"series": [[10.0, 10.0], [15.0, 15.0], [500.0, 0.0]]}]  # the median step takes 30 ms
-    assert Slices(3, None, 0.89).steps_of(first) == 30
-    assert Slices(3, 5, 0.0).steps_of(first) == 5

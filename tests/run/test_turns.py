@@ -116,7 +116,7 @@ def test_all_ranks_of_a_row_take_a_turn_together(runs, written):
     "fault, status, reason, code",
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL), probably out of memory", -9),
-        ("time.sleep(1000)", "timed out", "stopped after 2 s", 124),
+        ("turns.add(1000.0); time.sleep(1000)", "timed out", "stopped after 2 s", 124),
         (KILLS_ANOTHER_ROW, "failed", "signal 9 (SIGKILL), probably out of memory", -9),
     ],
     ids=["is killed", "hangs", "is killed while it waits"],

@@ -441,6 +441,7 @@ def test_a_series_with_unequal_or_disturbed_rows_says_so():
         foreign = {busy: 0.9, "fsdp-nproc=4": 0.9} if busy else {}
         figure = drawn("scaling", SINGLE, *fast, *slow, allow_unequal=True, foreign_cores=foreign)
         assert labels < {" ".join(text.get_text().split()) for text in figure.legends[0].get_texts()}
+        assert not busy or not any(np.ptp(own[2][0].get_segments()[-1][:, 1]) for own in figure.axes[0].containers)
 
 
 def test_a_title_does_not_deny_what_a_row_that_trains_differently_shows():

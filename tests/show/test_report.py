@@ -164,7 +164,7 @@ def test_the_title_names_what_was_trained():
         "lenet on synthetic-mnist at 64 × 64 pixels (first 5,000 images), "
         "global batch 100, 3 epochs of 10 steps, 3 runs each"
     )
-    assert "3 epochs, 3 runs" in report_of(SINGLE, max_steps=200).title  # all have 10
+    assert "3 epochs, 3 runs" in report_of(SINGLE, script("mine", 60.0), max_steps=20).title  # of 10 steps
     whole = report_of(SINGLE, DDP, repeats=5)
     assert whole.title.endswith(", 3 runs each")  # it was interrupted
     assert replace(whole, outcomes=whole.outcomes[:-1]).title.endswith(", 2 to 3 runs each")
@@ -258,10 +258,13 @@ def test_rows_with_equal_labels_are_all_in_the_tables():
     assert [table.count("\nDDP ") for table in tables_of] == [2, 2, 2]
 
 
-def test_a_disturbed_ratio_has_no_interval_in_any_table():
+def test_a_disturbed_ratio_has_no_interval_in_any_table(tmp_path):
     report = report_of(SINGLE, DDP, foreign_cores={"ddp": 0.5})
     row = cells(main_table(report))[1]
     assert row[8] == "2.00" and "[" not in "".join(row), row
+    write_csv(analyse(report), tmp_path / "results.csv")
+    *_, written = csv.DictReader((tmp_path / "results.csv").open())
+    assert [name for name in written if written[name] and name.endswith(("_low", "_high"))] == []
 
 
 def test_short_epochs_have_two_digits():
