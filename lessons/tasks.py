@@ -231,7 +231,7 @@ def grade_buffer(answer: str) -> str:
 def numbers(answer: str, wanted: int) -> list[float]:
     """Return the numbers in an answer. Raise SuiteError (USAGE) unless there are `wanted` of them."""
     with suppress(ValueError, ZeroDivisionError, OverflowError):
-        found = [float(Fraction(word.replace(",", ""))) for word in answer.split()]
+        found = [float(Fraction(re.sub(r"(?<!^0),(?=\d{3}\b)|,$", "", word))) for word in answer.split()]
         if len(found) == wanted and min(found) > 0:
             return found
     form = "one number above 0: 1200, 0.25 or 1/4" if wanted == 1 else f"{wanted} numbers with spaces between them"

@@ -113,11 +113,11 @@ def test_the_learning_rate_and_buffer_tasks():
 @pytest.mark.parametrize("title", PREDICTED)
 def test_a_prediction_task(title):
     right, grade = PREDICTED[title], task_of(title).grade
-    assert grade(" ".join(f"{value:.3g}" if value % 1 else f"{value}" for value in right)) == ""
+    assert grade(" ".join(f"{value:.3g}" if value % 1 else f"{value:,}" for value in right)) == ""
     for factor, word in ((1.04, "large"), (0.96, "small")):
         wrong = [value * factor for value in right]
         assert grade(" ".join(map(repr, wrong))) == ", ".join(f"{value:g} is too {word}" for value in wrong)
-    for answer in ("many", "1/0", "1 2 3", "nan", "-1"):
+    for answer in ("many", "1/0", "1 2 3", "nan", "-1", "0,2", "0,005"):
         with pytest.raises(SuiteError, match="this answer cannot be read"):
             grade(answer)
 
