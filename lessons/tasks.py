@@ -294,12 +294,6 @@ def phases() -> dict[str, float]:
     return read_result(LESSONS.parent / "figures" / "mnist-lenet-single.json").epochs[-1].phases.known
 
 
-def speed_up(devices: int) -> float:
-    """Return the speed-up of a step if `devices` divide the forward and the backward pass."""
-    parallel, total = phases()["forward"] + phases()["backward"], sum(phases().values())
-    return total / (total - parallel + parallel / devices)
-
-
 SMALL = (("ddp_buckets", "2**20, 25 * 2**20", "2**16, 2**16"), ("ddp_buckets", '"mlp"', '"lenet"'))
 _random = random.Random(27)
 TASKS = [
@@ -366,7 +360,7 @@ TASKS = [
         "Amdahl's law",
         f"Milliseconds of a step on one device: {', '.join(f'{name} {ms:.2f}' for name, ms in phases().items())}. Four "
         "devices divide the forward and the backward pass, and all else takes as long as before. The speed-up?",
-        lambda: [speed_up(4)],
+        lambda: [(whole := sum(phases().values())) / (whole - 3 / 4 * (phases()["forward"] + phases()["backward"]))],
         "add up what stays, and a quarter of what is divided",
     ),
     measure(
