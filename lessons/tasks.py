@@ -221,7 +221,7 @@ def grade_learning_rate(answer: str) -> str:
 
 def grade_buffer(answer: str) -> str:
     one, other = (rank.state for rank in run("ddp", ("ddp", "network()", 'network("strided")')))
-    named = [name for name in one if answer and name.endswith(answer)]
+    named = [name for name in one if f".{name}".endswith(f".{answer}")]
     equal = [name for name in named if torch.equal(one[name], other[name])]
     if not named:
         return f"model.state_dict() has no {answer!r}; it has {', '.join(one)}"
