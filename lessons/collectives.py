@@ -38,11 +38,11 @@ dist.all_reduce(values)  # all ranks get the sum: gradients in DDP
 show("all-reduce", values)
 
 share = torch.empty(4 // ranks, device=DEVICE)
-dist.reduce_scatter_tensor(share, numbers())  # each rank gets a share of the sum: gradients in ZeRO-2 and FSDP
+dist.reduce_scatter(share, [*numbers().chunk(ranks)])  # each rank gets a share of the sum: gradients in ZeRO-2 and FSDP
 show("reduce-scatter", share)
 
 whole = torch.empty(4, device=DEVICE)
-dist.all_gather_into_tensor(whole, share)  # all ranks get all shares: weights in FSDP
+dist.all_gather([*whole.chunk(ranks)], share)  # all ranks get all shares: weights in FSDP
 show("all-gather", whole)  # same as all-reduce, which is a reduce-scatter followed by an all-gather
 
 values = numbers()

@@ -18,20 +18,20 @@ rank, ranks = dist.get_rank(), dist.get_world_size()
 class Shard:  # this rank's share of a block's weights and gradients, each as one vector
     def __init__(self, block):
         self.weights = [*block.parameters()]
-        self.share = self.flat(self.weights).chunk(ranks)[rank].clone().requires_grad_()
+        self.share = self.shares_of(self.weights)[rank].clone().requires_grad_()
         block.register_forward_pre_hook(lambda *_: self.gather())
         block.register_forward_hook(lambda *_: self.free())
         block.register_full_backward_pre_hook(lambda *_: self.gather())  # backward needs the weights again
         _ = [weight.register_post_accumulate_grad_hook(lambda _: self.reduce()) for weight in self.weights]
         self.free()
 
-    def flat(self, tensors):
+    def shares_of(self, tensors):
         vector = torch.cat([tensor.detach().flatten() for tensor in tensors])
-        return pad(vector, (0, -len(vector) % ranks))
+        return [*pad(vector, (0, -len(vector) % ranks)).chunk(ranks)]
 
     def gather(self):
         whole = torch.empty(ranks * len(self.share), device=DEVICE)
-        dist.all_gather_into_tensor(whole, self.share.detach())
+        dist.all_gather([*whole.chunk(ranks)], self.share.detach())
         for weight in self.weights:
             weight.untyped_storage().resize_(weight.nbytes)
             weight.data.copy_(whole[: weight.numel()].view(weight.shape))
@@ -45,7 +45,7 @@ class Shard:  # this rank's share of a block's weights and gradients, each as on
     def reduce(self):
         if all(weight.grad is not None for weight in self.weights):  # this was the block's last gradient
             self.share.grad = torch.empty_like(self.share)
-            dist.reduce_scatter_tensor(self.share.grad, self.flat(weight.grad for weight in self.weights) / ranks)
+            dist.reduce_scatter(self.share.grad, self.shares_of(weight.grad / ranks for weight in self.weights))
             self.free()
 
 

@@ -221,7 +221,7 @@ def grade_learning_rate(answer: str) -> str:
 
 def grade_buffer(answer: str) -> str:
     one, other = (rank.state for rank in run("ddp", ("ddp", "network()", 'network("strided")')))
-    named = [name for name in one if answer and name.endswith(answer)]
+    named = [name for name in one if f".{name}".endswith(f".{answer}")]
     equal = [name for name in named if torch.equal(one[name], other[name])]
     if not named:
         return f"model.state_dict() has no {answer!r}; it has {', '.join(one)}"
@@ -231,7 +231,7 @@ def grade_buffer(answer: str) -> str:
 def numbers(answer: str, wanted: int) -> list[float]:
     """Return the numbers in an answer. Raise SuiteError (USAGE) unless there are `wanted` of them."""
     with suppress(ValueError, ZeroDivisionError, OverflowError):
-        found = [float(Fraction(word.replace(",", ""))) for word in answer.split()]
+        found = [float(Fraction(re.sub(r"(?<!^0),(?=\d{3}\b)|,$", "", word))) for word in answer.split()]
         if len(found) == wanted and min(found) > 0:
             return found
     form = "one number above 0: 1200, 0.25 or 1/4" if wanted == 1 else f"{wanted} numbers with spaces between them"
@@ -292,12 +292,6 @@ def commands(rows: list) -> list[str]:
 def phases() -> dict[str, float]:
     """Return the measured milliseconds of each phase of a step on one device."""
     return read_result(LESSONS.parent / "figures" / "mnist-lenet-single.json").epochs[-1].phases.known
-
-
-def speed_up(devices: int) -> float:
-    """Return the speed-up of a step if `devices` divide the forward and the backward pass."""
-    parallel, total = phases()["forward"] + phases()["backward"], sum(phases().values())
-    return total / (total - parallel + parallel / devices)
 
 
 SMALL = (("ddp_buckets", "2**20, 25 * 2**20", "2**16, 2**16"), ("ddp_buckets", '"mlp"', '"lenet"'))
@@ -366,7 +360,7 @@ TASKS = [
         "Amdahl's law",
         f"Milliseconds of a step on one device: {', '.join(f'{name} {ms:.2f}' for name, ms in phases().items())}. Four "
         "devices divide the forward and the backward pass, and all else takes as long as before. The speed-up?",
-        lambda: [speed_up(4)],
+        lambda: [(whole := sum(phases().values())) / (whole - 3 / 4 * (phases()["forward"] + phases()["backward"]))],
         "add up what stays, and a quarter of what is divided",
     ),
     measure(

@@ -29,5 +29,5 @@ for images, labels in batches():
 save(model.state_dict())
 
 # With Adam, a rank keeps 8 / N bytes of state per weight instead of 8; every rank still has all weights and gradients.
-# ZeroRedundancyOptimizer distributes the weights by size: `ddp_train.py --zero` measures it. Stage 2 reduce-scatters
-# gradients instead of all-reducing them; stage 3 also shards the weights: fsdp.py.
+# ZeroRedundancyOptimizer distributes the weights by size: `ddp_train.py --zero` measures it. Stage 2 also keeps
+# only a share of the gradients (reduce-scatter); stage 3 also shards the weights: fsdp.py.

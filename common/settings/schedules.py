@@ -1,5 +1,6 @@
 """Learning rate schedules. To add one, add its record to SCHEDULES."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,6 @@ class Schedule:
 # The learning rate grows with this power of the batch size. linear: P. Goyal et al., "Accurate, Large Minibatch SGD",
 # 2017; sqrt, for Adam: S. Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022.
 LR_SCALINGS = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-WARM_UP = 1  # epochs in which a scaled learning rate rises from --lr; Goyal et al.: 5 of 90
 
 
 def _steps(lr_scheduler, optimizer, config, steps_per_epoch):
@@ -47,17 +47,19 @@ def default_milestones(epochs: int) -> tuple[int, ...]:
 def build_schedule(optimizer, config, steps_per_epoch: int):
     """Return the scheduler for `config` (a RunConfig), to be stepped after every training step.
 
-    The optimizer has --lr, which is multiplied by --lr-scaling here. A larger rate is reached in a warm-up.
+    The optimizer has --lr, which is multiplied by --lr-scaling here. A larger rate is reached in an epoch of warm-up
+    (Goyal et al.: 5 of 90).
     """
     from torch.optim import lr_scheduler
 
+    warnings.filterwarnings("ignore", "Detected call of .lr_scheduler")  # a GradScaler may skip the first step
     schedule = SCHEDULES[config.schedule]
     for group in optimizer.param_groups:
         group["lr"] *= config.lr_factor
     main = schedule.make(lr_scheduler, optimizer, config, steps_per_epoch)
     if config.lr_factor <= 1 or schedule.warms_up:
         return main
-    warm_up = lr_scheduler.LinearLR(optimizer, 1 / config.lr_factor, total_iters=WARM_UP * steps_per_epoch)
+    warm_up = lr_scheduler.LinearLR(optimizer, 1 / config.lr_factor, total_iters=steps_per_epoch)
     return lr_scheduler.ChainedScheduler([warm_up, main])
 
 

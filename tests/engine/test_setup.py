@@ -2,6 +2,7 @@
 
 import platform
 import re
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +19,9 @@ pytestmark = pytest.mark.process
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda:1"])
 @pytest.mark.parametrize("threads, processes, expected", [(None, 1, 8), (None, 3, 2), (None, 16, 1), (3, 4, 3)])
-def test_a_process_makes_a_gpu_its_own_before_all_else(threads, processes, expected, kind, monkeypatch):
-    """Then it sets its threads, and checks the precision."""
-    calls, config, device = [], make_config(threads=threads), torch.device(kind)
+def test_a_process_makes_a_gpu_its_own_before_all_else(threads, processes, expected, kind, monkeypatch, recwarn):
+    """Then it sets its threads, and checks the precision. With --quiet, torch's warnings are not shown."""
+    calls, config, device = [], make_config(threads=threads, quiet=processes > 1), torch.device(kind)
     monkeypatch.setattr(process, "available_cores", lambda: 8)
     for name in ("keep_freed_memory", "check_precision", "torch.set_num_threads", "torch.cuda.set_device"):
         monkeypatch.setattr(f"common.engine.setup.{name}", lambda *given, name=name: calls.append((name, *given)))
@@ -29,7 +30,8 @@ def test_a_process_makes_a_gpu_its_own_before_all_else(threads, processes, expec
     own = [("torch.cuda.set_device", device)] if kind != "cpu" else []
     check = ("check_precision", config, device)
     assert calls == [*own, ("torch.set_num_threads", expected), ("keep_freed_memory",), check]
-    assert torch.backends.cudnn.benchmark
+    warnings.warn("of torch", stacklevel=1)
+    assert torch.backends.cudnn.benchmark and len(recwarn) == (0 if config.quiet else 1)
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def test_a_lesson_is_short_and_has_one_import_of_the_suite(lesson):
 def run(directory, *command):
     environment = {**child_environment(), "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "FutureWarning" not in done.stderr, done.stderr
     return done.stdout
 
 

@@ -13,7 +13,6 @@ from tests.fixtures import PROJECT
 
 MENUS = [lesson for lesson, number in tasks.ASKED.items() for _ in range(number)]
 SIZES, MS = [weight.nbytes for weight in network().parameters()], tasks.phases()
-LEFT = sum(MS.values()) - 3 / 4 * (MS["forward"] + MS["backward"])
 PREDICTED = {  # computed in another way than in the tasks
     "bytes in a ring": [sum(SIZES) * 3 / 2],
     "memory of ZeRO-1": [sum(SIZES[::2]), sum(SIZES[1::2])],
@@ -21,7 +20,7 @@ PREDICTED = {  # computed in another way than in the tasks
     "number of buckets": [3],
     "steps of an epoch": [21],  # the last batch is not full but kept
     "bubble of a pipeline": [1 / 5],
-    "Amdahl's law": [sum(MS.values()) / LEFT],
+    "Amdahl's law": [sum(MS.values()) / sum(ms / 4 if "ward" in name else ms for name, ms in MS.items())],
 }
 MEASURED = {  # right flags and wrong ones
     "loader workers": (
@@ -106,18 +105,19 @@ def test_the_learning_rate_and_buffer_tasks():
     rate, buffer = task_of("a sum, and the learning rate"), task_of("what DDP does not average")
     assert rate.grade("1/200") == "" and rate.grade("0.01").startswith("with lr=0.01, a weight ends 1.3e-02 away")
     assert buffer.grade("conv1.1.running_mean") == buffer.grade("running_var") == ""
-    assert [buffer.grade(same)[-25:] for same in ("tracked", "head.1.weight")] == ["is the same on both ranks"] * 2
-    assert buffer.grade("none").startswith("model.state_dict() has no 'none'; it has conv1.0.weight, ")
+    assert all(" is the same on both ranks" in buffer.grade(name) for name in ("num_batches_tracked", "head.1.weight"))
+    assert all(f"state_dict() has no {name!r}; it has conv1.0.weight, " in buffer.grade(name) for name in ("none", "n"))
 
 
 @pytest.mark.parametrize("title", PREDICTED)
 def test_a_prediction_task(title):
+    assert task_of("steps of an epoch").grade("20.5") == "20.5 is too small"  # counts must be exact
     right, grade = PREDICTED[title], task_of(title).grade
-    assert grade(" ".join(f"{value:.3g}" if value % 1 else f"{value}" for value in right)) == ""
+    assert grade(" ".join(f"{value:.3g}" if value % 1 else f"{value:,}" for value in right)) == ""
     for factor, word in ((1.04, "large"), (0.96, "small")):
         wrong = [value * factor for value in right]
         assert grade(" ".join(map(repr, wrong))) == ", ".join(f"{value:g} is too {word}" for value in wrong)
-    for answer in ("many", "1/0", "1 2 3", "nan", "-1"):
+    for answer in ("many", "1/0", "1 2 3", "nan", "-1", "0,2", "0,005"):
         with pytest.raises(SuiteError, match="this answer cannot be read"):
             grade(answer)
 
@@ -127,10 +127,6 @@ def test_a_measurement_task(title):
     right, wrong = ([task_of(title).grade(flags) for flags in answers] for answers in MEASURED[title])
     assert not any(right)
     assert all(re.match("these rows would run|compare_parallel.py runs nothing", reply) for reply in wrong)
-
-
-def test_counts_must_be_exact():
-    assert task_of("steps of an epoch").grade("20.5") == "20.5 is too small"
 
 
 def test_the_lecture_lists_every_task_in_both_languages():
