@@ -36,6 +36,8 @@ def train(config, options, place):
     accelerator = make_accelerator(place)  # uses the process group this rank has joined
     parallel, optimizer = accelerator.prepare(model, build_optimizer(model.parameters(), config))
     parallel.broadcast_buffers = False  # they are broadcast once, before the evaluation
+    if config.precision == "fp16":
+        optimizer = optimizer.optimizer  # skips steps on the GPU; for the wrapper, the host would wait in each
 
     loss_function = build_loss(config, model)
     last_gradient = LastGradient(model)  # ends the backward phase; the rest of the exchange follows

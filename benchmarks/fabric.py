@@ -75,11 +75,10 @@ def _rank(rank, names, directory):
     """Time all-reduces as one rank. Raises RuntimeError if a sum is wrong."""
     end_with_parent()
     device, ranks, found = torch.device(names[rank]), len(names), {}
-    on_gpu = device.type == "cuda"
-    if on_gpu:
+    backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
+    if device_id:
         torch.cuda.set_device(device)
-    how = {"rank": rank, "world_size": ranks, "device_id": device if on_gpu else None}
-    dist.init_process_group("nccl" if on_gpu else "gloo", f"file://{directory}/rendezvous", **how)
+    dist.init_process_group(backend, f"file://{directory}/rendezvous", rank=rank, world_size=ranks, device_id=device_id)
     for size in MESSAGES[device.type]:
         numbers = torch.arange(size // 4, dtype=torch.int32)
         sums = (numbers + rank).to(device)
@@ -123,8 +122,7 @@ def table(results: dict) -> str:
 
 def measured(runs: Runs) -> dict:
     """Return the microseconds of all copies and all-reduces in every block."""
-    devices = available_devices("auto")
-    gpus = [device for device in devices if device != HOST]
+    gpus = [device for device in available_devices("auto") if device != HOST]
     pairs = [pair for pair in itertools.product([HOST, *gpus], repeat=2) if pair != (HOST, HOST)]
     copies = runs.interleave(
         {f"{size}: {one} → {other}": partial(microseconds, one, other, size) for size in COPIES for one, other in pairs}

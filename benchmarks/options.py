@@ -21,7 +21,7 @@ from measure import as_table, config_of, paired, printed_by, repeated_seconds, t
 from runs import Runs, benchmark, benchmark_parser
 
 from common.engine import setup as process
-from common.engine.compiled import has_compiler, replace_network
+from common.engine.compiled import replace_network
 from common.engine.place import Place
 from common.engine.step import build_optimizer
 from common.machine.cores import whole_cores
@@ -46,10 +46,6 @@ def steps_of(model_name, batch, device, optimizer_of=build_optimizer, layout=tor
     return lambda: 1000 * statistics.median(repeated_seconds(step, device, STEPS))
 
 
-def unfused(parameters, config):
-    return torch.optim.Adam(parameters, lr=config.lr)
-
-
 def run_one(arguments) -> dict:
     """Return the milliseconds of every option for one case, measured in this process."""
     device = available_devices("auto")[0]
@@ -63,15 +59,12 @@ def run_one(arguments) -> dict:
         return in_turns(rivals)
     rivals |= {
         "not channels-last": steps_of(*case, **plain),
-        "not fused": steps_of(*case, unfused),
+        "not fused": steps_of(*case, lambda weights, config: torch.optim.Adam(weights, lr=config.lr)),
         "bf16": steps_of(*case, precision="bf16"),
         "bf16, not channels-last": steps_of(*case, **plain, precision="bf16"),
     }
-    rewritten = {"compile": {"compile": True}} if has_compiler() else {}
-    if device.type == "cuda":
-        rewritten["cuda graph"] = {"cuda_graph": True}
-    for name, flags in rewritten.items():
-        with contextlib.suppress(Exception):  # left out if it cannot be compiled or recorded
+    for name, flags in {"compile": {"compile": True}, "cuda graph": {"cuda_graph": True}}.items():
+        with contextlib.suppress(Exception):  # left out without a compiler or a GPU, or if the network is not recorded
             measure = steps_of(*case, **flags)
             measure()
             rivals[name] = measure

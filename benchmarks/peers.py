@@ -48,18 +48,14 @@ class Job:
         sets = [datasets.MNIST(arguments.data_root, train=train, transform=transform) for train in (True, False)]
         self.train_loader = DataLoader(sets[0], BATCH, shuffle=True, **with_workers)
         self.test_loader = DataLoader(sets[1], 1000, **with_workers)
-        self.model = plain_lenet(arguments.seed).to(self.device)
+        model = build_network("lenet", (1, 28, 28), arguments.seed)
+        self.model = model.to(self.device, memory_format=torch.contiguous_format)  # the usual one
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
 
     def seconds_and_accuracy(self, train_one_epoch, model) -> tuple[list[float], float]:
         """Train all epochs. Return the seconds of each, and the accuracy after the last."""
         seconds = [seconds_of(partial(train_one_epoch, epoch), self.device) for epoch in range(1, self.epochs + 1)]
         return seconds, evaluate_by_hand(model, self.test_loader, self.device)
-
-
-def plain_lenet(seed: int) -> nn.Module:
-    """Return the suite's lenet with the usual NCHW memory format."""
-    return build_network("lenet", (1, 28, 28), seed).to(memory_format=torch.contiguous_format)
 
 
 def ours(loader, arguments):

@@ -118,7 +118,6 @@ class Gpus:
 
     def reset_peak(self, device=None) -> None:
         place = self.place(device)
-        self.call("reset_peak_memory_stats", str(place))
         self.peaks[place] = self.held[place]
 
     def set_device(self, device) -> None:
@@ -371,7 +370,6 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             # distinct functions, as torch._dynamo compares them by identity
             **{name: lambda *_: None for name in ("empty_cache", "_lazy_init")},
             "reset_peak_memory_stats": gpus.reset_peak,
-            "memory_allocated": lambda device=None: gpus.held[place(device)],
             "max_memory_allocated": lambda device=None: gpus.peaks[place(device)],
             "max_memory_reserved": lambda device=None: -(-gpus.peaks[place(device)] >> 21) << 21,  # by 2 MiB
             "synchronize": gpus.synchronize,
@@ -380,7 +378,6 @@ def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
             "Stream": lambda device=None, priority=0: clock.new_stream(place(device)),
             "stream": clock.using,
             "current_stream": lambda device=None: clock.used[place(device)],
-            "default_stream": lambda device=None: clock.streams[place(device)][0],
             "make_graphed_callables": make_graphed_callables,
             "is_current_stream_capturing": lambda: False,
             "get_device_name": lambda device=None: properties(device).name,

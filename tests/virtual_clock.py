@@ -48,21 +48,10 @@ class Stream:
     def wait_stream(self, other: "Stream") -> None:
         self.end = max(self.end, other.end)
 
-    def wait_event(self, event: "Event") -> None:
-        self.end = max(self.end, event.end)
-
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
-        event.record(self)
-        return event
-
     def synchronize(self) -> None:
         """Let the host wait until all work is done."""
         self.clock.host = max(self.clock.host, self.end)
         self.seen = next(self.clock.numbers)
-
-    def query(self) -> bool:
-        return self.end <= self.clock.now()
 
     def is_capturing(self) -> bool:
         return False
@@ -83,14 +72,8 @@ class Event:
         self.stream, self.end = stream, max(stream.end, stream.clock.now())
         self.number, self.waited = next(stream.clock.numbers), False
 
-    def wait(self, stream=None):
-        (stream or torch.cuda.current_stream()).wait_event(self)
-
     def synchronize(self):
         self.stream.clock.host, self.waited = max(self.stream.clock.host, self.end), True
-
-    def query(self):
-        return self.stream is None or self.end <= self.stream.clock.now()
 
     def elapsed_time(self, other):
         pair = (self, other)
@@ -152,7 +135,3 @@ class Clock:
     def synchronize(self, device: torch.device) -> None:
         for stream in self.streams[device]:
             stream.synchronize()
-
-    def milliseconds(self, *names: str, device: str = "") -> float:
-        """Return the total time of kernels with these names, on one device or all."""
-        return sum(work.end - work.start for work in self.log if work.name in names and device in (work.device, ""))

@@ -11,6 +11,10 @@ from common.errors import FAILED, MACHINE, USAGE, SuiteError, is_out_of_memory
 from common.models.build import Network
 from common.settings.config import RunConfig
 
+# Of torch.compile, by kind of device: the variable that names it, and what is looked for without one. For GPUs, Triton
+# needs a compiler of C (triton/runtime/build.py), for CPUs torch one of C++.
+COMPILERS = {"cuda": ("CC", "gcc", "clang"), "cpu": ("CXX", "clang++" if sys.platform == "darwin" else "g++")}
+
 
 def replace_network(context: ParallelContext, batch_shape: tuple[int, int, int, int], config: RunConfig) -> None:
     """Apply --compile or --cuda-graph to the network in `context.model`; do nothing without them.
@@ -29,21 +33,26 @@ def _compile(context):
     if context.uncompilable:
         what = f"--compile does not go with {context.method}"
         raise SuiteError(what, context.uncompilable, "leave out --compile", USAGE)
-    if not has_compiler():
-        advice = "install one, e.g. apt-get install g++, or leave out --compile"
-        raise SuiteError("--compile needs a C++ compiler", f"{_compiler()} was not found", advice, MACHINE)
+    if not has_compiler(kind := context.place.device.type):
+        (variable, usual, *_), advice = COMPILERS[kind], "install one, e.g. apt-get install g++, or leave out --compile"
+        found = f"{os.environ.get(variable, usual)} was not found"
+        raise SuiteError("--compile needs a compiler", found, advice, MACHINE)
     for part in context.model.modules():
         if isinstance(part, Network):
-            part.compile()
+            compile_network(part)
 
 
-def _compiler():
-    """Return the command of the C++ compiler that torch.compile uses, for CPUs and GPUs."""
-    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+def compile_network(network: Network) -> None:
+    """Compile a network for each size of its batches. By default, torch compiles the second, such as that of the last
+    batch, for any size, and then uses that code alone: slower on GPUs (torch/_inductor/graph.py, decide_layout_opt)."""
+    torch._dynamo.config.recompile_limit = 64  # sizes
+    network.compile(dynamic=False)
 
 
-def has_compiler() -> bool:
-    return shutil.which(_compiler().partition(" ")[0]) is not None
+def has_compiler(kind: str) -> bool:
+    variable, *usual = COMPILERS[kind]
+    names = [os.environ[variable]] if variable in os.environ else usual
+    return any(shutil.which(name.partition(" ")[0]) for name in names)
 
 
 def _capture(context, images):

@@ -176,10 +176,9 @@ def command_line() -> str:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _nccl_version() -> str | None:

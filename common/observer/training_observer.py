@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import platform
+import resource
 import sys
 import threading
 import time
@@ -87,8 +88,12 @@ class Observer:
     # ---- marks
 
     def mark(self, phase, samples=0):
-        if self.recording and not self.paused:
+        if self.recording and not self.paused and not self.captures():
             self.marks.append((phase, self.clock(), samples))
+
+    def captures(self):
+        """Return whether a CUDA graph is being recorded, whose events have no times."""
+        return self.device and self.torch.cuda.is_current_stream_capturing()
 
     def pause(self, start):
         """Drop the marks of this step from index `start`, where evaluation began, and record no more."""
@@ -337,7 +342,7 @@ class Observer:
         self.marks = [("", self.clock(), 0)]
 
     def end_step(self):
-        if not self.file:
+        if not self.file or self.captures():
             return
         self.trained += 1
         if self.trained == self.settle_after:
@@ -465,15 +470,9 @@ def uuid_of(gpu):
 
 
 def peak_bytes():
-    """Return the peak memory of this process; 0 where it is unknown."""
+    """Return the peak memory of this process."""
     try:  # the maximum of getrusage() may be that of the process that started this one
         with open("/proc/self/status") as status:
             return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
     except (OSError, StopIteration):  # not Linux
-        pass
-    try:
-        import resource  # Unix only
-
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    except ImportError:
-        return 0

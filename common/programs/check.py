@@ -50,7 +50,7 @@ from common.engine.setup import check_convolution, speed_up_of
 from common.errors import MACHINE, SuiteError
 from common.machine.cores import available_cores
 from common.machine.entry import run_script
-from common.machine.environment import available_devices, describe_environment, require_torchvision
+from common.machine.environment import available_devices, describe_environment, gpus_can_be_shared, require_torchvision
 from common.machine.lifetime import tags
 from common.machine.memory import free_memory
 from common.machine.sharing import COMPARISON, Program, programs
@@ -121,7 +121,8 @@ def _cores(cores, all_cores, load):
 def _gpus(environment, devices):
     if not environment["gpus"]:
         return Check("GPUs", NOTE, "none, runs use the CPU and methods that need several GPUs are simulated")
-    for device in (device for device in devices if device.type == "cuda"):
+    # a GPU that one process at a time may use may be another rank's
+    for device in (device for device in devices if device.type == "cuda" and gpus_can_be_shared()):
         free, total = torch.cuda.mem_get_info(device)
         if (used := total - free) > BUSY_GPU_BYTES:  # includes this process's CUDA context
             found = f"{used / 2**30:.1f} GiB of {device} are in use by other programs, which disturb the times"

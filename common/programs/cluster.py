@@ -200,7 +200,8 @@ def _all_reduce(roll, job, device):
 def _all_reduce_seconds(roll, device):
     """Return the seconds that an all-reduce of each of SIZES takes, without the last if that would take too long."""
     on_gpu, found = device.type == "cuda", []
-    roll.join_group("nccl" if on_gpu else "gloo", ALL_REDUCE_SECONDS, device if on_gpu else None)
+    limit = LIMIT if on_gpu else ALL_REDUCE_SECONDS  # at which NCCL's watchdog ends a rank, so not before the report
+    roll.join_group("nccl" if on_gpu else "gloo", limit, device if on_gpu else None)
     for size in SIZES:
         seconds = statistics.median(_timed_all_reduce(size, device) for _ in range(REPEATS))
         found.append(seconds)

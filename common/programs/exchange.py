@@ -86,8 +86,7 @@ def _rank(rank, names, directory):
     backend, device_id = ("nccl", device) if device.type == "cuda" else ("gloo", None)
     if device_id:
         torch.cuda.set_device(device)
-    rendezvous = f"file://{directory}/rendezvous"
-    dist.init_process_group(backend, rendezvous, rank=rank, world_size=ranks, device_id=device_id)
+    dist.init_process_group(backend, f"file://{directory}/rendezvous", rank=rank, world_size=ranks, device_id=device_id)
     for size in SIZES:
         numbers = torch.arange(size, dtype=torch.int32)
         sums = (numbers + rank).to(device)

@@ -46,6 +46,7 @@ from torch.utils.data import DistributedSampler
 
 from common.data.image_set import ImageSet, load_image_set
 from common.data.loaders import make_loaders
+from common.engine.compiled import compile_network
 from common.engine.setup import prepare_process
 from common.engine.step import build_optimizer, to_device
 from common.engine.timing import CALLS, Stopwatch, command_start, synchronize
@@ -156,8 +157,7 @@ def _exchange(rank, ranks, directory, arguments, name, size, image_set, kind):
     prepare_process(arguments, device, rank, ranks)
     with short_slices(arguments.bind and kind == "cpu"):
         backend, own = ("nccl", device) if kind == "cuda" else ("gloo", None)
-        rendezvous = f"file://{directory}/rendezvous"
-        dist.init_process_group(backend, rendezvous, rank=rank, world_size=ranks, device_id=own)
+        dist.init_process_group(backend, f"file://{directory}/rendezvous", rank=rank, world_size=ranks, device_id=own)
     model = _build(name, arguments, image_set, device)
     share = max(1, arguments.batch_size[0] // ranks)
     step = random_step(model, build_optimizer(model.parameters(), arguments), image_set, share, device)
@@ -256,7 +256,7 @@ def _measure_model(name, arguments, image_set, device, test_loader):
             names, parts = block_names(model), measure_parts(model, images)
             blocks = [BlockTime(name, names[first], 1000 * seconds) for first, seconds in parts.items()]
     if arguments.compile:
-        model.compile()
+        compile_network(model)
     optimizer, batch = build_optimizer(model.parameters(), arguments), arguments.batch_size[0]
     times = step_milliseconds(model, optimizer, image_set, arguments.sizes, device)
     size = sum(parameter.nbytes for parameter in model.parameters())

@@ -30,7 +30,6 @@ def test_an_option_that_fails_is_left_out(broken, monkeypatch):
         return measure
 
     monkeypatch.setattr(options, "available_devices", lambda _: [torch.device("cuda", 0)])
-    monkeypatch.setattr(options, "has_compiler", lambda: True)
     monkeypatch.setattr(options, "steps_of", steps_of)
     found = options.run_one(SimpleNamespace(case=("lenet", "32"), glibc_defaults=False, untuned=False))
     names = {"compile": "compile", "cuda_graph": "cuda graph"}
@@ -44,7 +43,6 @@ def test_process_wide_options_are_measured_in_separate_processes(kind, others, m
     started, cudnn = [], torch.backends.cudnn
     monkeypatch.setattr(options, "CASES", [("lenet", 32)])
     monkeypatch.setattr(options, "available_devices", lambda _: [torch.device(kind)])
-    monkeypatch.setattr(options, "has_compiler", lambda: False)
     monkeypatch.setattr(options, "steps_of", lambda *_, **__: lambda: 1.0 if cudnn.benchmark else 3.0)
 
     def run(*command):

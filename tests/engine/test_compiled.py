@@ -23,7 +23,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 def test_all_networks_are_compiled_unless_the_method_copies_them(monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     compiled, model = [], build_network("lenet", SHAPE, 0)
-    monkeypatch.setattr(Network, "compile", lambda network: compiled.append(network))
+    monkeypatch.setattr(Network, "compile", lambda network, dynamic: compiled.append(network))
     stages = TwoStage(model[:2], model[2:], [CPU, CPU], 1)
     replace_network(make_context(stages), (2, *SHAPE), make_config())
     assert not compiled
@@ -62,24 +62,28 @@ def test_a_failed_recording_is_explained_unless_memory_ran_out(error, kind, line
 
 
 @pytest.mark.slow
-def test_a_compiled_network_is_split_at_ddps_buckets(tmp_path, monkeypatch):
+def test_a_compiled_network_is_split_at_ddps_buckets_and_has_graphs_of_its_own_for_each_size(tmp_path, monkeypatch):
     """With a single graph, all gradients would arrive at its end, and no computation would hide their exchange."""
 
-    def keep(graph, _):
-        graphs.append(graph)
+    def keep(graph, inputs):
+        graphs.append([value for value in inputs if not isinstance(value, torch.Tensor)])  # a number: of any size
         return graph.forward
 
-    monkeypatch.setattr("common.engine.compiled.has_compiler", lambda: True)
-    monkeypatch.setattr(Network, "compile", lambda network: torch.nn.Module.compile(network, backend=keep))
+    def compile_with(network, **how):
+        torch.nn.Module.compile(network, backend=keep, **how)
+
+    monkeypatch.setattr("common.engine.compiled.has_compiler", lambda _: True)
+    monkeypatch.setattr(Network, "compile", compile_with)
     model, graphs = build_network("vgg", (3, 32, 32), 0), []
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     try:
         parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
         replace_network(make_context(parallel, evaluation_model=model), (2, 3, 32, 32), COMPILE)
-        parallel(torch.randn(2, 3, 32, 32)).sum().backward()
+        for size in (2, 3, 2):
+            parallel(torch.randn(size, 3, 32, 32)).sum().backward()
     finally:
         dist.destroy_process_group()
-    assert len(graphs) == 2  # the first bucket holds 1 MiB, and there are 1.2 MiB of gradients
+    assert graphs == 2 * 2 * [[]]  # the first bucket holds 1 MiB, and there are 1.2 MiB of gradients
 
 
 @pytest.mark.slow

@@ -191,6 +191,15 @@ def test_a_first_step_of_fp16_that_is_skipped_leaves_no_momentum(optimizer):
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+def test_the_host_does_not_wait_for_a_gpu_to_know_whether_accelerate_skips_a_step(train_here, monkeypatch):
+    pytest.importorskip("accelerate")
+    for name in ("OMP_NUM_THREADS", "ACCELERATE_BYPASS_DEVICE_MAP"):
+        monkeypatch.setenv(name, "1")  # the script sets both
+    monkeypatch.setattr(torch.amp.GradScaler, "_maybe_opt_step", lambda *_: pytest.fail("it waits"))
+    flags = "--model mlp --precision fp16 --allow-slow-precision --max-steps 2".split()
+    train_here("fp16", "accelerate_train.py", *flags)
+
+
 @pytest.mark.parametrize("precision, rounds", [("fp32", False), ("tf32", True), ("bf16", False)])
 def test_only_tf32_rounds_convolutions_and_products(precision, rounds, monkeypatch):
     """By default, PyTorch rounds the convolutions of float32."""

@@ -62,7 +62,7 @@ LACKS = {  # fault → command, files on PYTHONPATH, environment variables (HERE
         f"{SCRIPT} --model mlp --compile",
         {},
         {"PATH": "HERE", "CXX": ""},
-        ["--compile needs a C++ compiler; ", "g++", "leave out --compile"],
+        ["--compile needs a compiler; ", "g++", "leave out --compile"],
     ),
 }
 
@@ -79,18 +79,24 @@ def test_a_missing_dependency_is_named(fault, rejected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names, variable, expected",
-    [("g++ clang++", "", True), ("mine", "mine -O1", True), ("g++", "/nonexistent", False), ("clang++", "", False)],
+    "kind, names, variable, expected",
+    [
+        *(("cpu", "g++ clang++", "", True), ("cpu", "mine", "mine -O1", True)),
+        *(("cpu", "g++", "/nonexistent", False), ("cpu", "clang++ gcc", "", False)),
+        *(("cuda", "gcc", "", True), ("cuda", "clang", "", True), ("cuda", "g++", "", False)),
+        *(("cuda", "mine", "mine", True), ("cuda", "gcc", "/nonexistent", False)),
+    ],
 )
-def test_a_compiler_is_looked_for_like_torch_does(names, variable, expected, tmp_path, monkeypatch):
+def test_a_compiler_is_looked_for_like_torch_does(kind, names, variable, expected, tmp_path, monkeypatch):
     for name in names.split():
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
     if variable:
-        monkeypatch.setenv("CXX", variable)
-    assert has_compiler() is expected
+        monkeypatch.setenv("CXX" if kind == "cpu" else "CC", variable)
+    assert has_compiler(kind) is expected
 
 
 def test_cuda_graphs_without_a_gpu(refused):

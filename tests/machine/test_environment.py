@@ -143,6 +143,10 @@ def test_a_gpu_used_by_other_programs_fails_the_check(monkeypatch):
             check = preflight._gpus({"gpus": ["free", "full"], "links": []}, available_devices("gpu"))
             assert (check.status, "3.0 GiB of cuda:1 are in use" in check.found) == (status, status == BAD)
             assert preflight._gpus({"gpus": ["free", "full"], "links": []}, available_devices("cpu")).status == OK
+        # other ranks hold the GPUs of this node, which are for one process at a time
+        monkeypatch.setattr(environment, "_compute_mode", lambda index: 3)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", mock.Mock(side_effect=RuntimeError("devices are busy")))
+        assert preflight._gpus({"gpus": ["free", "full"], "links": []}, available_devices("gpu")).status == OK
 
 
 # ---- GPUs that cannot be used

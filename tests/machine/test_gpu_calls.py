@@ -41,21 +41,14 @@ def trained(monkeypatch, train_on_gpus):
     return trained
 
 
-def test_events_are_only_created_in_the_first_epoch(trained):
+def test_events_are_only_created_in_the_first_epoch_and_clocks_not_warmed_without_turns(trained, monkeypatch):
+    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("warmed without a wait"))
     calls, result = trained(epochs=3)
     recorded = [call for call in calls if call[0] in ("event", "epoch")]
     assert recorded == [*[("event",)] * (1 + len(PHASES) * STEPS), ("epoch", 1), ("epoch", 2), ("epoch", 3)]
     for epoch in result["epochs"]:
         assert all(epoch["phases"][name] > 0 for name in PHASES if name != "rest")
         assert sum(filter(None, epoch["phases"].values())) * STEPS < 1000 * epoch["train_seconds"]
-
-
-@pytest.mark.parametrize("epochs, devices", [(1, 1), (3, 1), (2, 2)])
-def test_memory_peaks_exclude_the_epoch_of_cudnns_tuning_if_there_is_another(epochs, devices, trained):
-    calls, _ = trained(epochs, devices)
-    resets = [("reset_peak_memory_stats", f"cuda:{index}") for index in range(devices)]
-    recorded = [call for call in calls if call[0] in ("reset_peak_memory_stats", "epoch")]
-    assert recorded == [call for epoch in range(1, epochs + 1) for call in (*resets, ("epoch", epoch))]
 
 
 def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, monkeypatch, tmp_path):
@@ -77,12 +70,6 @@ def test_clocks_are_warmed_after_a_wait_and_that_time_is_not_counted(trained, mo
     assert waits == [100] * 3  # the free memory of the first GPU
     assert warmed == [(2, [0, 1]), (3, [0, 1])]  # the first epoch does not count
     assert -2e6 < result["total_seconds"] < -1.5e6  # and the seconds since these tests began
-
-
-def test_a_run_without_turns_does_not_warm_clocks(trained, monkeypatch):
-    monkeypatch.setattr(common.engine.run, "warm_clocks", lambda devices: pytest.fail("warmed without a wait"))
-    monkeypatch.delenv(TURNS, raising=False)
-    trained(epochs=2)
 
 
 def test_every_gpu_is_warmed(monkeypatch):

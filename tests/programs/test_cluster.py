@@ -16,6 +16,7 @@ from subprocess import PIPE
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks import network
 from common.errors import SuiteError
@@ -228,6 +229,15 @@ def test_which_interface_gloo_and_nccl_take(gpu, value, expected, monkeypatch):
     monkeypatch.setattr(links, "_addresses", lambda: [("lo", "127.0.0.1"), ETHERNET])
     found = links.find_interface(gpu, "127.0.0.1")
     assert (found.name, found.address, found.route) == (*expected, "eth0")
+
+
+def test_nccls_watchdog_does_not_end_a_rank_before_the_report(monkeypatch):
+    joined, cpu, gpu = [], torch.device("cpu"), torch.device("cuda", 1)
+    monkeypatch.setattr(cluster, "SIZES", ())
+    monkeypatch.setattr(cluster, "shutdown", lambda: None)
+    for device in (cpu, gpu):
+        cluster._all_reduce_seconds(SimpleNamespace(join_group=lambda *how: joined.append(how)), device)
+    assert joined == [("gloo", cluster.ALL_REDUCE_SECONDS, None), ("nccl", cluster.LIMIT, gpu)]
 
 
 def test_two_ranks_on_this_machine(tmp_path, free_port, project):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +15,13 @@ class Gpu:
     """Runs work after its launch. Events know their time only after a synchronization."""
 
     def __init__(self):
-        self.clock, self.synchronized, self.log = 0.0, 0.0, []
+        self.clock, self.synchronized, self.log, self.capturing = 0.0, 0.0, [], False
 
     def work(self, milliseconds):
-        self.clock += milliseconds
+        self.clock += 0 if self.capturing else milliseconds
 
     def synchronize(self, device):
+        assert not self.capturing
         self.synchronized = self.clock
         self.log.append(str(device))
 
@@ -29,7 +31,7 @@ class Event:
         self.gpu = gpu
 
     def record(self, stream):
-        self.time = self.gpu.clock
+        self.time = math.nan if self.gpu.capturing else self.gpu.clock
 
     def elapsed_time(self, later):
         assert later.time <= self.gpu.synchronized
@@ -59,6 +61,7 @@ def observer(gpu, training_observer, tmp_path, monkeypatch):
             Event=lambda enable_timing: Event(gpu),
             synchronize=gpu.synchronize,
             current_stream=lambda device: "stream",
+            is_current_stream_capturing=lambda: gpu.capturing,
             max_memory_allocated=lambda device: 5,
             max_memory_reserved=lambda device: 7,
             get_device_properties=lambda device: SimpleNamespace(uuid="one", name="H100"),
@@ -83,7 +86,8 @@ def test_phases_are_timed_by_events_and_a_slice_synchronizes_only_at_its_ends(gp
     parameter = SimpleNamespace(device=torch.device("cuda:0"), numel=lambda: 3, dtype=torch.float32)
     optimizer = type("SGD", (), {"param_groups": [{"params": [parameter]}]})()
     observer.network_hooks = [(network,)]  # as if found by watch(), without handles
-    for number in range(4):
+    for number in [0, 1, 2, "recorded as a CUDA graph", 3]:
+        gpu.capturing = isinstance(number, str)
         assert len(gpu.log) == bool(number)  # at the start of the slice
         observer.before_forward(network, (images,), {})
         gpu.work(20)
