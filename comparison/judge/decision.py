@@ -168,7 +168,7 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         if report.fitted or "batch_size" in report.swept:
             may_differ += OF_A_BATCH
-        unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
+        unequal += tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
     check = report.equivalence.get(row.name)
     if check and check.status == "failed":
         if check.difference is None:
