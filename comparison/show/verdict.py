@@ -15,6 +15,7 @@ from comparison.show.sentences import (
     as_fast,
     fastest_value,
     finding_sentence,
+    in_seconds,
     instead_of,
     longer,
     quoted,
@@ -119,8 +120,8 @@ def _step_of_script(analysis):
 
 def _maths(analysis):
     """How many rows passed --check-maths. The table names those that failed."""
-    others = (analysis.report.equivalence.get(entry.name) for entry in analysis.rows if not entry.is_baseline)
-    checked = [check for check in others if check and check.difference is not None]
+    others = [entry.name for entry in analysis.rows if not entry.is_baseline]
+    checked = [check for name, check in analysis.report.equivalence.items() if name in others]
     same = [check.difference for check in checked if check.status == "ok"]
     template = "Weights after 20 steps equal one device's within {x:.1e} in {n} of {rows}."
     return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
@@ -162,7 +163,7 @@ def _how_fast(analysis, entry):
     own = time_asked(analysis, entry)
     if not row.configuration.is_script:  # whose slices may have any number of steps
         low, high, runs = numbers.fastest_epoch, numbers.slowest_epoch, count(numbers.runs, "run")
-        own = sentence("own time", time=own, low=low, high=high, runs=runs)
+        own = sentence("own time", time=own, low=in_seconds(low), high=in_seconds(high), runs=runs)
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
     if row.simulated:
@@ -194,7 +195,8 @@ def _mean_step(analysis, entry, most=None):
     total, parts = steps.total, _clauses(entry, "step", most and (1 if entry.unproved else most))
     whose = say(" from {base}", base=quoted([entry.standing.baseline.label])) if several_baselines(analysis) else ""
     key = "longer step" if total.value > 0 else "shorter step"
-    key += " of as many devices" if entry.standing.devices == 1 else ""
+    images = {row.results[0].global_batch_size for row in (entry.row, entry.standing.baseline)}
+    key += " of as many devices" if entry.standing.devices == 1 and len(images) == 1 else ""
     rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if not total.proved:
         parts = parts or (TOO_FEW if total.low is None else say("not significant"))

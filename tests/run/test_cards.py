@@ -251,8 +251,11 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
 
 
 def test_lowered_clocks_are_reported():
-    (words,) = map(finding_sentence, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
-    assert "lowered a GPU's clock for 40% of the time" in words
+    first, *others = with_cards(replace(USE, held_down=0.1)).outcomes  # one run with more, and one that failed
+    hot, failed = (replace(first, cards=(replace(USE, held_down=share),)) for share in (0.4, 0.9))
+    report = replace(with_cards(USE), outcomes=(hot, replace(failed, status="failed"), *others))
+    (words,) = map(finding_sentence, unsteadiness(report.rows[0]))
+    assert "lowered a GPU's clock for up to 40% of a run" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 
 

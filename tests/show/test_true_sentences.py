@@ -338,23 +338,11 @@ def test_a_script_that_slows_down_has_no_epochs():
     assert told.startswith("Its steps get longer as it trains, by ") and "epoch" not in told
 
 
-@pytest.mark.parametrize("larger, said", [(100, "use “DDP”"), (200, "none. The rows have different batch sizes")])
-def test_rows_whose_largest_batches_are_equal_are_compared(larger, said):
-    planned = configuration("ddp", batch_size=larger, per_device_batch_size=larger // 2)
-    made = runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, global_batch_size=larger)
-    assert advised(SINGLE, (planned, made), fit_batch=True).startswith(f"Recommendation: {said}")
-
-
 def test_a_simulated_row_proves_nothing_that_is_checked_elsewhere():
     """Its report says that --check-maths shows whether every method computes the same."""
     report = report_of(SINGLE, (configuration("dp"), runs("dp", simulated=True)))
     (told,) = (words for words in notes(analyse(report)) if words.startswith("Simulated rows"))
     assert "computes the same" not in told and any("computes the same" in words for words in not_measured(report))
-
-
-@pytest.mark.parametrize("others, said", [(1, "1 run per row cannot"), (3, "1 run of a row cannot")])
-def test_a_row_with_fewer_runs_than_others_is_not_said_to_be_typical(others, said):
-    assert f"none. {said} prove a difference" in advised((configuration(), runs()[:others]), two((1.0,)))
 
 
 @pytest.mark.parametrize("cores, said", [(1, ""), (4, "Next: SINGLE: Waiting for data takes")])
