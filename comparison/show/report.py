@@ -141,8 +141,8 @@ def _csv_row(analysis: Analysis, entry: RowAnalysis) -> dict[str, object]:
 
 
 def _with_bounds(name, ratio):
-    numbers = (ratio.value, ratio.low, ratio.high) if ratio else (None, None, None)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), numbers, strict=True))
+    low, high = (ratio.low, ratio.high) if ratio and not ratio.disturbed else (None, None)
+    return {name: ratio and ratio.value, f"{name}_low": low, f"{name}_high": high}
 
 
 def write_markdown(analysis: Analysis, path: Path, figures: list[Path], proofs: Sequence[Proof] = ()) -> None:

@@ -56,12 +56,17 @@ def terminal_text(
     # less three empty lines, the heading of the table, and the last line
     room = LINES - 5 - len(opening) - len(head) - len(ending)
     rows = _table(analysis, width, max(FEWEST_ROWS, min(MOST_ROWS, room)))
-    notes, hidden = fitting(findings, width, room + 1 - len(rows))
-    hidden += beyond + left_out
-    more_findings = [count(hidden, "more finding")] if hidden else []
-    rest = join(", ", [*more_findings, *tell_warnings(analysis)])
-    last = say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report)
-    parts = (opening, [*head, *ending], rows, [*notes, fill(last, width)])
+    room += 1 - len(rows)
+
+    def last(hidden: int) -> str:
+        more_findings = [count(hidden, "more finding")] if hidden else []
+        rest = join(", ", [*more_findings, *tell_warnings(analysis)])
+        return fill(say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report), width)
+
+    notes, hidden = fitting(findings, width, room)
+    if wrapped := last(hidden + beyond + left_out).count("\n"):
+        notes, hidden = fitting(findings, width, room - wrapped)
+    parts = (opening, [*head, *ending], rows, [*notes, last(hidden + beyond + left_out)])
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
