@@ -46,10 +46,9 @@ def _unequal(case: Case) -> Iterator[Finding]:
 def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
-        rows = (case.row, baseline)
         per_image = case.report.settings["target_accuracy"] is None
         asked = image_seconds if per_image else lambda _, result: training_seconds(result)
-        samples = [([asked(*run) for run in successful_runs(row)], row.label) for row in rows]
+        samples = [([asked(*run) for run in successful_runs(row)], row.label) for row in (case.row, baseline)]
         spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
         yield Finding("noise", {"n": spread, "row": noisier})
 

@@ -139,10 +139,9 @@ def answer_rows(analysis: Analysis) -> Rows:
     before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
     for entry in fastest_first(analysis):
         numbers, memory = entry.summary, entry.summary.memory
-        batch = entry.row.configuration.planned.batch_size
         has = numbers.runs and (wall_time.kind == PER_SAMPLES or not entry.row.configuration.is_script)
         values: dict[str, Any] = {
-            **({"Largest batch": f"{batch:,}"} if report.fitted else {}),
+            **({"Largest batch": f"{entry.row.configuration.planned.batch_size:,}"} if report.fitted else {}),
             heading: significant(wall_time.means[entry.name]) if has else None,
             **({say("Relative [95% CI]"): _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
             **({"Speed ÷ before [95% CI]": _ratio_cell(before.get(entry.name))} if before else {}),

@@ -14,8 +14,9 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.show.advice import in_short, next_step, option_advice, recommendations
 from comparison.show.remarks import doubts, faults, resolution, tell_warnings, warnings
+from comparison.show.sentences import finding_sentence
 from comparison.show.tables import DASH, answer_rows, cells_of, fastest_first
-from comparison.show.verdict import answers, details
+from comparison.show.verdict import answers
 from comparison.words import ZERO_WIDTH, count, join, narrowed, render, say, widened
 
 FEWEST, USUAL, MOST = 60, 80, 100  # columns
@@ -47,7 +48,7 @@ def terminal_text(
     findings = [*answers(analysis, proofs), *resolution(analysis)]
     if verbose:
         above = [title, *doubts(analysis), *recommendations(analysis), *following]
-        below = [*findings, *details(analysis), *warnings(analysis), *faults(analysis)]
+        below = [*findings, *map(finding_sentence, analysis.projection.stops), *warnings(analysis), *faults(analysis)]
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(text, width) for text in above), table, *(fill(text, width) for text in below)])
     ending, _ = fitting(following, width, MOST_ADVICE)

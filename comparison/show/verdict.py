@@ -18,6 +18,7 @@ from comparison.show.sentences import (
     in_seconds,
     instead_of,
     longer,
+    milliseconds,
     quoted,
     sentence,
     series_name,
@@ -62,26 +63,20 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     ]
 
 
-def details(analysis: Analysis) -> list[str]:
-    """Return the limits of the projection."""
-    return list(map(finding_sentence, analysis.projection.stops))
-
-
 def _projected(analysis):
     projection, settings = analysis.projection, analysis.report.settings
     points = [point for point in projection.points if point.cluster.total > 1 and not point.measured_seconds]
     if not points:
-        return list(map(finding_sentence, projection.assumptions if settings["project"] else ()))
-    speed_ups = [say("{x:.2f} {range} on {cluster}", **_speed_up(point)) for point in points]
+        return list(
+            map(finding_sentence, () if projection.points or not settings["project"] else projection.assumptions)
+        )
+    template = "{x:.2f} [{low:.2f}, {high:.2f}] on {cluster}"
+    speed_ups = [say(template, x=at.speed_up, low=at.low, high=at.high, cluster=at.cluster.words) for at in points]
     name, points = projected_method().called, join(", ", speed_ups)
     found = [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=points)]
     if settings["link_gbps"]:
         found.append(sentence("network", g=settings["link_gbps"], x=settings["link_ms"] or 0.0))
     return found
-
-
-def _speed_up(point):
-    return {"x": point.speed_up, "range": f"[{point.low:.2f}, {point.high:.2f}]", "cluster": point.cluster.words}
 
 
 def _accuracies(analysis):
@@ -201,11 +196,16 @@ def _mean_step(analysis, entry, most=None):
     if not total.proved:
         parts = parts or (TOO_FEW if total.low is None else say("not significant"))
     elif abs(rest) >= REST * abs(total.value):
-        unknown = say("the remaining {x} ms cannot be attributed", x=f"{rest:+.{decimals(rest)}f}")
+        unknown = say("the remaining {x} ms cannot be attributed", x=_signed(rest))
         parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
         if entry.unproved:
             parts = say("{parts} (perhaps {largest})", parts=parts, largest=finding_sentence(entry.unproved))
-    return [*machine, sentence(key, s=steps.value, total=total, whose=whose, e=steps.expected, parts=parts)]
+    whole, ideal = milliseconds(steps.value), milliseconds(steps.expected)
+    return [*machine, sentence(key, s=whole, total=total, whose=whose, e=ideal, parts=parts)]
+
+
+def _signed(time):
+    return f"{time:+.{decimals(time)}f}"
 
 
 def _clauses(entry, account, most=None):
@@ -296,7 +296,8 @@ def tell_proof(proof: Proof) -> str:
     found = say("not measured undisturbed")
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
-        shifted = [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved]
-        words = sentence(f"outcome {outcome}", sham=-proof.sham.value if proof.sham else 0.0, moved=join(", ", shifted))
+        shifted = [say("{part} {x} ms", part=part.name, x=_signed(-part.value)) for part in proof.moved]
+        sham = _signed(-proof.sham.value) if proof.sham else ""
+        words = sentence(f"outcome {outcome}", sham=sham, moved=join(", ", shifted))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)

@@ -230,20 +230,13 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
     assert measure(unknown).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
     plain = measure(with_cards(USE)).summaries[report.plan[0].name].images_per_joule
-    uneven = [  # slices of a script: the energy is the mean of all
-        replace(
-            outcome,
-            result=replace(
-                outcome.result,
-                epochs=tuple(
-                    replace(epoch, samples=epoch.samples * factor)
-                    for epoch, factor in zip(outcome.result.epochs, (1, 3, 1), strict=True)
-                ),
-            ),
-        )
-        for outcome in with_cards(USE).outcomes
-    ]
-    twice = replace(with_cards(USE), outcomes=tuple(uneven))
+
+    def uneven(result):  # slices of a script: the energy is the mean of all
+        slices = zip(result.epochs, (1, 3, 1), strict=True)
+        return replace(result, epochs=tuple(replace(one, samples=one.samples * factor) for one, factor in slices))
+
+    outcomes = (replace(outcome, result=uneven(outcome.result)) for outcome in with_cards(USE).outcomes)
+    twice = replace(with_cards(USE), outcomes=tuple(outcomes))
     assert measure(twice).summaries[report.plan[0].name].images_per_joule == pytest.approx(2 * plain)
     mixed = replace(report, outcomes=(*with_cards(USE).outcomes[:3], *report.outcomes[3:]))
     assert "Images/J" in main_table(analyse(mixed), "simple")

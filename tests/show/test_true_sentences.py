@@ -285,12 +285,14 @@ def test_a_fast_epoch_is_no_slow_period(odd, said):
     assert finding_sentence(found).startswith(said)
 
 
-@pytest.mark.parametrize("sham, said", [(3.0, "-3.0 ms"), (-3.0, "+3.0 ms")])
+@pytest.mark.parametrize("sham, said", [(3.0, "-3.0 ms"), (-3.0, "+3.0 ms"), (-0.04, "+0.04 ms")])
 def test_a_sham_is_told_with_its_sign(sham, said):
     slow = ranks_of(*[rank(halves(exchange=6.0))] * 2)
     (remedy,) = find_remedies(analyse(report_of(single(), slow)))
-    found = Proof(remedy, Excess("exchange", 6.0, 5.9, 6.1), Excess("exchange", sham, sham - 0.1, sham + 0.1))
-    assert f"not proved: the unchanged copy changed too, by {said}" in tell_proof(found)
+    measured, again = Excess("exchange", 0.1, 0.09, 0.11), Excess("exchange", sham, sham - 0.01, sham + 0.01)
+    assert f"not proved: the unchanged copy changed too, by {said}" in tell_proof(Proof(remedy, measured, again))
+    moved = tell_proof(Proof(remedy, measured, replace(again, value=0.0), (replace(again, name="update"),)))
+    assert moved.endswith(f"other phases changed too (update {said}).")
 
 
 def test_other_programs_on_several_nodes_are_not_said_to_be_hidden_by_a_confined_process():
