@@ -355,6 +355,7 @@ def test_what_was_trained_is_the_same_in_all_rows_and_runs(single, ddp, expected
         for (planned, made), checksums in ((SINGLE, single), (row("ddp", FAST), ddp))
     ]
     assert result_of("DDP", *rows) == expected
+    assert bool(analyse(report_of(*rows, baseline="ddp")).rows[0].standing.speed_up) == (expected == "faster")
 
 
 def test_an_accuracy_is_compared_with_the_baseline_of_the_same_batch_size():
