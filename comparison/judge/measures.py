@@ -84,7 +84,7 @@ def confidence_of(report: Report) -> float:
     if not report.looks:
         return CONFIDENCE
     blocks, spent = zip(*report.looks, strict=True)
-    return look_confidence(blocks, spent, max(2, len(report.all_rows)))
+    return look_confidence(blocks, spent, max(2, sum(bool(row.results) for row in report.all_rows)))
 
 
 def measure(report: Report) -> Measures:

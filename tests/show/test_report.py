@@ -133,7 +133,10 @@ def test_the_result_starts_with_the_smallest_detectable_difference(tmp_path):
     rows = SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97)))
     report = report_of(*rows)
     noise = analyse(report).resolution
-    assert analyse(report_of(*rows, SKIPPED, (configuration("fsdp"), ["failed"]))).resolution == noise
+    others = analyse(report_of(*rows, SKIPPED, (configuration("fsdp"), ["failed"])))
+    assert others.resolution == noise  # what did not run widens nothing
+    looked = [analyse(replace(one, looks=((3, 0.5), (4, 1.0)))) for one in (report, others.report)]
+    assert looked[0].rows[1].standing.speed_up == looked[1].rows[1].standing.speed_up
     assert noise.deviation == pytest.approx(residual_deviation(block_times(report.rows)))
     assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
     first_line = markdown_of(analyse(report), tmp_path).partition("## Result\n\n")[2].partition("\n")[0]
