@@ -95,9 +95,8 @@ def draw_speed_ups(analysis: Analysis):
         if entry.standing.unequal:
             words.append(say("UNEQUAL settings"))
         look = {"color": look_of(analysis, entry).color, "elinewidth": 3, "capsize": 0, "markersize": 9}
-        whiskers = (
-            None if ratio.low is None or ratio.disturbed else [[ratio.value - ratio.low], [ratio.high - ratio.value]]
-        )
+        known = ratio.low is not None and not ratio.disturbed
+        whiskers = [[ratio.value - ratio.low], [ratio.high - ratio.value]] if known else None
         axis.errorbar(ratio.value, place, xerr=whiskers, fmt="o", **look)
         _write_beside(axis, ratio.high or ratio.value, place, render(join(", ", words)))
     axis.axvline(1, color="#777777", linestyle="--", linewidth=1.5, zorder=0)

@@ -48,7 +48,8 @@ def terminal_text(
     findings = [*answers(analysis, proofs), *resolution(analysis)]
     if verbose:
         above = [title, *doubts(analysis), *recommendations(analysis), *following]
-        below = [*findings, *map(finding_sentence, analysis.projection.stops), *warnings(analysis), *faults(analysis)]
+        limits, warned = map(finding_sentence, analysis.projection.stops), warnings(analysis)
+        below = [*findings, *limits, *(text for text in warned if text not in above), *faults(analysis)]
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(text, width) for text in above), table, *(fill(text, width) for text in below)])
     ending, _ = fitting(following, width, MOST_ADVICE)

@@ -268,7 +268,6 @@ def test_a_disturbed_ratio_has_no_interval_in_any_table(tmp_path):
     assert row[8] == "2.00" and "[" not in "".join(row), row
     write_csv(analyse(report), tmp_path / "results.csv")
     _, written = csv.DictReader((tmp_path / "results.csv").open())
-    assert float(written["speed_up"]) == pytest.approx(2.0)
     assert {written[f"{name}_{end}"] for name in ("speed_up", "time_to_best") for end in ("low", "high")} == {""}
 
 

@@ -214,6 +214,7 @@ def test_the_most_useful_next_step(kind):
 def test_doubts_stand_above_the_recommendation(report, doubt):
     title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
     assert "Recommendation" in advice and (doubt in title if doubt else title == report.title)
+    assert not doubt or terminal_text(analyse(report), verbose=True).count(doubt.strip()) == 1
 
 
 def test_warnings_are_counted_and_listed_if_verbose():
