@@ -142,7 +142,7 @@ def _complexity(entry: RowAnalysis) -> tuple[int, ...]:
 
 def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures) -> dict[str, str]:
     """Return why a row is not eligible, by name: it fails, is unequal, has different weights or learns less."""
-    reference = next((entry for entry in timed if entry.is_baseline), timed[0])
+    reference = min(timed, key=lambda one: (not one.is_baseline, bool(one.standing.unequal or one.row.troubles)))
     excluded = {entry.name: fault for entry in timed if (fault := _fault(report, entry, reference.row))}
     others = [entry.name for entry in timed if entry.name not in excluded]
     for entry in timed:

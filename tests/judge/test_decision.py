@@ -260,11 +260,11 @@ def test_a_sweep_of_workers_is_one_decision():
 def test_rows_with_equal_settings_are_compared_without_the_baseline():
     planned, made = row("accelerate", (0.5, 0.51, 0.49))
     changed = planned, [replace(run, checksums={DATA: str(block)}) for block, run in enumerate(made)]
-    rows = row("ddp", FAST), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), changed, row("fsdp", SLOW)
-    choice = decide(*rows)
+    ddp = row("ddp", FAST, checksums={DATA: "2"})
+    choice = decide(changed, ddp, row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), row("fsdp", SLOW))
     assert choice.best.label == "DDP" and choice.ineligible == {
         "pipeline": "unequal: global batch 50 instead of 100",
-        "accelerate": f"unequal: {DATA} changed between runs",
+        "accelerate": f"unequal: {DATA} changed between runs, {DATA} 0 instead of 2",
     }
 
 
