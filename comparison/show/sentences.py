@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.statistics import FASTER, SLOWER, Ratio, decimals
 from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
 from comparison.outcomes import Trial
@@ -14,7 +14,6 @@ from comparison.rows import IN_LABEL, Row
 from comparison.words import ENGLISH, Sentence, catalogue, count, join, named, say
 
 SENTENCES = {key: texts[ENGLISH] for key, texts in catalogue("sentences").items()}
-SECONDS = ("fastest", "slowest", "median")  # values that are times
 NOUNS = {  # for values that are counts
     "threads": ("thread",),
     "workers": ("loader worker",),
@@ -37,7 +36,7 @@ def finding_sentence(finding: Finding) -> Sentence:
 
 
 def _value(name: str, value: object, in_digits: Callable[[float], str]) -> object:
-    if name in SECONDS and isinstance(value, float):
+    if name in ("fastest", "slowest", "median") and isinstance(value, float):
         return in_digits(value)
     if isinstance(value, Finding):
         return finding_sentence(value)
@@ -85,6 +84,11 @@ def mebibytes(size: float) -> str:
 def milliseconds(value: float) -> str:
     """Return a time with one decimal, or with two below 1 ms."""
     return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
+
+
+def signed(time: float) -> str:
+    """Return a difference of milliseconds with its sign."""
+    return f"{time:+.{decimals(time)}f}"
 
 
 def significant(value: float, digits: int = 3) -> str:

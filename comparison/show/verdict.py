@@ -6,7 +6,7 @@ from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.measures import WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
-from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, decimals
+from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
 from comparison.judge.step_causes import with_loader_workers
 from comparison.methods import method_of, projected_method
 from comparison.rows import SWEEPS
@@ -23,6 +23,7 @@ from comparison.show.sentences import (
     sentence,
     series_name,
     several_baselines,
+    signed,
     time_asked,
 )
 from comparison.words import count, join, named, say
@@ -67,9 +68,8 @@ def _projected(analysis):
     projection, settings = analysis.projection, analysis.report.settings
     points = [point for point in projection.points if point.cluster.total > 1 and not point.measured_seconds]
     if not points:
-        return list(
-            map(finding_sentence, () if projection.points or not settings["project"] else projection.assumptions)
-        )
+        why = projection.assumptions if settings["project"] and not projection.points else ()
+        return list(map(finding_sentence, why))
     template = "{x:.2f} [{low:.2f}, {high:.2f}] on {cluster}"
     speed_ups = [say(template, x=at.speed_up, low=at.low, high=at.high, cluster=at.cluster.words) for at in points]
     name, points = projected_method().called, join(", ", speed_ups)
@@ -196,16 +196,12 @@ def _mean_step(analysis, entry, most=None):
     if not total.proved:
         parts = parts or (TOO_FEW if total.low is None else say("not significant"))
     elif abs(rest) >= REST * abs(total.value):
-        unknown = say("the remaining {x} ms cannot be attributed", x=_signed(rest))
+        unknown = say("the remaining {x} ms cannot be attributed", x=signed(rest))
         parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
         if entry.unproved:
             parts = say("{parts} (perhaps {largest})", parts=parts, largest=finding_sentence(entry.unproved))
     whole, ideal = milliseconds(steps.value), milliseconds(steps.expected)
     return [*machine, sentence(key, s=whole, total=total, whose=whose, e=ideal, parts=parts)]
-
-
-def _signed(time):
-    return f"{time:+.{decimals(time)}f}"
 
 
 def _clauses(entry, account, most=None):
@@ -296,8 +292,8 @@ def tell_proof(proof: Proof) -> str:
     found = say("not measured undisturbed")
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
-        shifted = [say("{part} {x} ms", part=part.name, x=_signed(-part.value)) for part in proof.moved]
-        sham = _signed(-proof.sham.value) if proof.sham else ""
+        shifted = [say("{part} {x} ms", part=part.name, x=signed(-part.value)) for part in proof.moved]
+        sham = signed(-proof.sham.value) if proof.sham else ""
         words = sentence(f"outcome {outcome}", sham=sham, moved=join(", ", shifted))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)
