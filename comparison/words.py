@@ -111,8 +111,9 @@ def render(text: object) -> str:
         return _translate(text.separator).join(map(render, text.parts))
     if not isinstance(text, Sentence) or not text.values:
         return _translate(text)
-    values = {name: _format(text.values[name], spec) for name, spec in placeholders(text.template)}
-    return _translate(without_formats(text.template)).format(**values)
+    values = {name: (text.values[name], spec) for name, spec in placeholders(text.template)}
+    told = {name: format(value, spec) if spec else render(value) for name, (value, spec) in values.items()}
+    return _translate(without_formats(text.template)).format(**told)
 
 
 def placeholders(template: str) -> list[tuple[str, str]]:
@@ -126,10 +127,6 @@ def without_formats(template: str) -> str:
         before.replace("{", "{{").replace("}", "}}") + (f"{{{name}}}" if name else "")
         for before, name, _, _ in Formatter().parse(template)
     )
-
-
-def _format(value, spec):
-    return render(value) if isinstance(value, str) and not spec else format(value, spec)
 
 
 def _translate(english):

@@ -5,13 +5,11 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from common.files.describe import training_seconds
-from common.files.results import RunResult
 from comparison.judge.ranks import kernel_milliseconds
 from comparison.judge.statistics import FASTER, UNDECIDED
 from comparison.judge.step_causes import WORTH, Case, parts_of_steps, small_batch, straggler, waiting
 from comparison.judge.summaries import Finding, image_seconds, successful_runs
 from comparison.methods import method_of
-from comparison.outcomes import Outcome
 from comparison.record import TRACED_STEPS
 
 # Shares from which a cause is worth a sentence.
@@ -48,15 +46,11 @@ def _unequal(case: Case) -> Iterator[Finding]:
 def _noise(case: Case) -> Iterator[Finding]:
     baseline, speed_up = case.standing.baseline, case.standing.speed_up
     if baseline and baseline is not case.row and speed_up and speed_up.words == UNDECIDED:
-        rows = (case.row, baseline)
-        asked = image_seconds if case.report.settings.get("target_accuracy") is None else _of_training
-        samples = [([asked(*run) for run in successful_runs(row)], row.label) for row in rows]
+        per_image = case.report.settings["target_accuracy"] is None
+        asked = image_seconds if per_image else lambda _, result: training_seconds(result)
+        samples = [([asked(*run) for run in successful_runs(row)], row.label) for row in (case.row, baseline)]
         spread, noisier = max(((max(own) - min(own)) / statistics.median(own), label) for own, label in samples)
         yield Finding("noise", {"n": spread, "row": noisier})
-
-
-def _of_training(_: Outcome, result: RunResult) -> float:
-    return training_seconds(result)
 
 
 def _throttled(case: Case) -> Iterator[Finding]:

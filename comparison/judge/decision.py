@@ -142,7 +142,7 @@ def _complexity(entry: RowAnalysis) -> tuple[int, ...]:
 
 def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures) -> dict[str, str]:
     """Return why a row is not eligible, by name: it fails, is unequal, has different weights or learns less."""
-    reference = next((entry for entry in timed if entry.is_baseline), timed[0])
+    reference = min(timed, key=lambda one: (not one.is_baseline, bool(one.standing.unequal or one.row.troubles)))
     excluded = {entry.name: fault for entry in timed if (fault := _fault(report, entry, reference.row))}
     others = [entry.name for entry in timed if entry.name not in excluded]
     for entry in timed:
@@ -168,7 +168,7 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
         may_differ = (*exempt(row.configuration, reference.configuration), *report.swept)
         if report.fitted or "batch_size" in report.swept:
             may_differ += OF_A_BATCH
-        unequal = tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
+        unequal += tuple(differences(row.results[0], reference.results[0], report.settings["scaling"], may_differ))
     check = report.equivalence.get(row.name)
     if check and check.status == "failed":
         if check.difference is None:

@@ -78,10 +78,11 @@ def _unlike(settings: Iterable[tuple[str, object, object]]) -> list[str]:
     ]
 
 
-def changed_between(result: RunResult, first: RunResult) -> list[str]:
-    """Return what became another between two runs of one row: its code, its data set, or the file of its network."""
-    then, now = first.checksums, result.checksums
-    return [say("{name} changed between runs", name=name) for name in now if then.get(name, now[name]) != now[name]]
+def _changes(row: Row) -> tuple[str, ...]:
+    """Return what became another between the runs of a row: its code, its data set, or the file of its network."""
+    first, *others = [run.checksums for run in row.results] or [{}]
+    names = dict.fromkeys(name for own in others for name in own if first.get(name, own[name]) != own[name])
+    return tuple(say("{name} changed between runs", name=name) for name in names)
 
 
 def equal_images(results: Iterable[RunResult]) -> bool:
@@ -205,7 +206,7 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
     if not {row, baseline} <= {*accuracies.columns}:
         return ""
     value, low, _ = accuracies.difference(row, baseline, 2 * CONFIDENCE - 1)
-    margin, check = accuracy_margin(report), report.equivalence.get(row)
+    margin, check = report.settings["accuracy_margin"] or ACCURACY_MARGIN, report.equivalence.get(row)
     if low >= -margin:
         return ""
     _, _, high = accuracies.difference(row, baseline, 1 - 2 * (1 - CONFIDENCE) / (len(accuracies.columns) - 1))
@@ -226,13 +227,8 @@ def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Seq
         return ""
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(others)
     found = [accuracies.difference(row, name, confidence) for name in others]
-    lower = [value for value, _, high in found if high < -accuracy_margin(report)]
+    lower = [value for value, _, high in found if high < -(report.settings["accuracy_margin"] or ACCURACY_MARGIN)]
     return say("accuracy {n:.1f} points lower", n=-min(lower)) if lower else ""
-
-
-def accuracy_margin(report: Report) -> float:
-    """Return by how many percentage points an accuracy may be lower."""
-    return report.settings["accuracy_margin"] or ACCURACY_MARGIN
 
 
 def _standing_without_times(report: Report, row: Row) -> Standing:
@@ -246,8 +242,7 @@ def _standing_without_times(report: Report, row: Row) -> Standing:
         else:
             may_differ = (*exempt(row.configuration, baseline.configuration), *(OF_A_BATCH if report.fitted else ()))
             unequal = tuple(differences(result, reference, report.settings["scaling"], may_differ))
-    changed = [text for run in row.results[1:] for text in changed_between(run, row.results[0])]
-    unequal += tuple(dict.fromkeys(changed))
+    unequal += _changes(row)
     return Standing(baseline, None, _why_not(report, row, baseline, unequal), unequal, unlike=unlike)
 
 
@@ -261,6 +256,8 @@ def _why_not(report: Report, row: Row, baseline: Row | None, unequal: tuple[str,
         return say("no run ended well")
     if unequal and not report.settings["allow_unequal"]:
         return say("refused: {settings}", settings=join("; ", unequal))
+    if (changed := _changes(baseline)) and baseline is not row and not report.settings["allow_unequal"]:
+        return say("refused: the baseline's {settings}", settings=join("; ", changed))
     if row.simulated:
         return say("simulated")
     if baseline.simulated:

@@ -166,7 +166,8 @@ def _fixed_share(result: RunResult) -> float:
 
 
 def _resolution(report: Report, asked: Table) -> Resolution | None:
-    comparisons = max(1, len(report.rows) - 1)  # one row is compared with its counterpart
+    compared = [row for row in report.rows if row.results and not row.simulated]
+    comparisons = max(1, len(compared) - 1)  # one row is compared with its counterpart
     times = asked.values[:, np.isfinite(asked.values).any(axis=0)]
     deviation = residual_deviation(times) if times.size else None
     if deviation is None:

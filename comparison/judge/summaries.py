@@ -217,15 +217,15 @@ def unsteadiness(row: Row) -> list[Finding]:
     seconds = [statistics.fmean(_comparable_seconds(row, result.timed_epochs)) for result in row.results]
     spread = statistics.stdev(map(math.log, seconds)) if len(seconds) > 1 else 0.0
     if spread > UNSTEADY:
-        wording = "spread of slices" if is_script else ""
-        reasons.append(Finding("spread", {"n": spread, "low": min(seconds), "high": max(seconds)}, wording=wording))
+        values = {"n": spread, "fastest": min(seconds), "slowest": max(seconds)}
+        reasons.append(Finding("spread", values, wording="spread of slices" if is_script else ""))
     for outcome, result in successful_runs(row):
         reasons += _odd_epochs(row, outcome.block, result.timed_epochs)
     runs = zip(row.results, seconds, strict=True)
     first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
     if first and statistics.median(first) > LONG_FIRST and not is_script:
         reasons.append(Finding("long first epoch", {"x": statistics.median(first)}))
-    held = max((card.held_down or 0.0 for outcome in row.outcomes for card in outcome.cards), default=0.0)
+    held = max((card.held_down or 0.0 for run, _ in successful_runs(row) for card in run.cards), default=0.0)
     if held > MOST_HELD_DOWN:
         reasons.append(Finding("held down", {"n": held}))
     return reasons
@@ -241,7 +241,7 @@ def _odd_epochs(row: Row, block: int, epochs: Sequence[EpochRecord]) -> list[Fin
     odd = [(epoch, own) for epoch, own in zip(epochs, seconds, strict=True) if sign * (own / median - 1) > STALLED]
     numbers, times = tuple(epoch.epoch for epoch, _ in odd), tuple(own for _, own in odd)
     noun = ("slice" if row.configuration.is_script else "epoch") + ("" if len(odd) == 1 else "s")
-    found = Finding(f"odd {noun}", {"n": numbers, "s": times, "m": median})
+    found = Finding(f"odd {noun}", {"n": numbers, "s": times, "median": median})
     return [Finding("stalled", {"n": block, "epochs": found}, wording="" if sign > 0 else "fast period")]
 
 

@@ -105,7 +105,7 @@ def _tied(decision):
 
 
 def _not_compared(analysis):
-    timed = [entry for entry in analysis.done if not (entry.row.simulated or entry.row.times_only)]
+    timed = [entry for entry in analysis.done if not entry.row.simulated]
     if len(timed) > 1:
         return say("none. No two of the timed rows train the same.")
     return say("none. Only one row was timed.") if timed else say("none. No row was timed.")

@@ -22,18 +22,17 @@ MOST_EPOCHS = 1000  # in a table
 @table
 def before_table(analysis: Analysis) -> Rows:
     """Compare each row with the same row before the change (--against), and list how the two differ."""
-    not_compared, scripts = say("not compared: they train other numbers of images"), analysis.report.only_scripts
+    not_compared, report = say("not compared: they train other numbers of images"), analysis.report
+    per, time = say("per epoch"), lambda own: in_seconds(own.epoch_seconds)
+    if report.only_scripts:
+        per, time = say("per 1,000 samples"), lambda own: significant(A_THOUSAND / own.images_per_second)
+    elif report.settings["target_accuracy"] is not None:
+        per, time = say("of training"), lambda own: in_seconds(own.training_seconds)
     for pair in analysis.pairs[BEFORE]:
-        both = pair.summary, pair.row.summary
-        if scripts:
-            before, now = (significant(A_THOUSAND / some.images_per_second) for some in both)
-            times = {"Before (s per 1,000 samples)": before, "Now (s per 1,000 samples)": now}
-        else:
-            before, now = (cell(some.epoch_seconds, in_seconds) for some in both)
-            times = {"Before (s per epoch)": before, "Now (s per epoch)": now}
         yield {
             "Method": pair.row.label,
-            **times,
+            say("Before (s {per})", per=per): time(pair.summary),
+            say("Now (s {per})", per=per): time(pair.row.summary),
             "Times as fast [95%]": pair.ratio,
             "Result": pair.ratio.words if pair.ratio else not_compared,
             "Now differs in": join("; ", pair.differences),
@@ -166,7 +165,7 @@ def settings_table(report: Report) -> Rows:
     rows = [(row.label, row.results[0]) for row in report.rows if row.results]
     settings = [(label, {**all_settings(run), **effective(run)}) for label, run in rows]
     values = {name: {str(own[name]) for _, own in settings if name in own} for _, own in settings for name in own}
-    shown = dict.fromkeys([*EFFECTIVE, *values])
+    shown = dict.fromkeys([*EFFECTIVE, *(name for name in values if name != "seed")])  # which each block changes
     names = [name for name in shown if len(values.get(name, ())) > (name not in EFFECTIVE)]
     for label, own in settings:
         yield {"Method": label, **{words_of(name).capitalize(): str(own.get(name, DASH)) for name in names}}

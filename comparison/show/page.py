@@ -34,11 +34,12 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
     filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
     environment.filters |= {**filters, "prose": _prose, "milliseconds": milliseconds}
     warned, drawn = warnings(analysis), [figure for figure in figures if figure.name not in DRAWN_BY_PAGE]
+    limits = map(sentences.finding_sentence, analysis.projection.stops)
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         language=spoken(),
         report=analysis.report,
         recommended=advice.recommended(analysis),
-        answers=[*advice.next_step(analysis), *verdict.answers(analysis, proofs), *verdict.details(analysis)],
+        answers=[*advice.next_step(analysis), *verdict.answers(analysis, proofs), *limits],
         table=tables.cells_of(tables.answer_rows(analysis)),
         times=_times(analysis),
         warned_of=say("Warnings"),

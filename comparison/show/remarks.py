@@ -129,7 +129,7 @@ def notes(analysis: Analysis) -> list[str]:
         if entry.standing.reason not in ("", "simulated"):
             missing.setdefault(entry.standing.reason, []).append(entry.label)
     for reason, labels in missing.items():
-        sentences.append(say("No speed-up for {rows}: {why}.", rows=join(", ", labels), why=reason))
+        sentences.append(say("No speed-up for {rows}: {why}.", rows=quoted(labels), why=reason))
     if report.settings["repeats"] == 1:
         sentences.append(say("No interval, as each row ran once: a difference between single runs may be chance."))
     measured = [row for row in report.rows if row.results]

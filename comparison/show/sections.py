@@ -49,7 +49,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     accounting = [sentence(key) for key in ("ideal scaling", "accounts", "slowest rank")]
     projected = [
         (TABLE, details.projection_table(analysis, tablefmt)),
-        (LIST, verdict.details(analysis)),
+        (LIST, list(map(finding_sentence, analysis.projection.stops))),
         (LIST, list(map(finding_sentence, analysis.projection.assumptions))),
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]

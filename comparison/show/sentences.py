@@ -1,12 +1,12 @@
 """Wording of findings, numbers and rows for all outputs. The long sentences are in sentences.toml."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import FASTER, SLOWER, Ratio
+from comparison.judge.statistics import FASTER, SLOWER, Ratio, decimals
 from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
 from comparison.outcomes import Trial
@@ -29,26 +29,30 @@ def sentence(key: str, **values: object) -> Sentence:
 
 def finding_sentence(finding: Finding) -> Sentence:
     """Return a finding as a sentence or a clause."""
-    values = {name: _value(name, value) for name, value in finding.values.items()}
-    return say(SENTENCES[finding.wording or finding.kind], **values)
+    key = finding.wording or finding.kind
+    in_digits = significant if key == "spread of slices" else in_seconds
+    values = {name: _value(name, value, in_digits) for name, value in finding.values.items()}
+    return say(SENTENCES[key], **values)
 
 
-def _value(name: str, value: object) -> object:
+def _value(name: str, value: object, in_digits: Callable[[float], str]) -> object:
+    if name in ("fastest", "slowest", "median") and isinstance(value, float):
+        return in_digits(value)
     if isinstance(value, Finding):
         return finding_sentence(value)
     if isinstance(value, dict):
         return join(", ", [f"{part} {number:.1f}" for part, number in value.items()])
     if isinstance(value, tuple):
-        return join("; " if name in ("settings", "ranks") else ", ", map(_item, value))
+        return join("; " if name in ("settings", "ranks") else ", ", (_item(item, in_digits) for item in value))
     return count(value, *NOUNS[name]) if name in NOUNS and isinstance(value, (int, float)) else value
 
 
-def _item(item: object) -> str:
+def _item(item: object, in_digits: Callable[[float], str]) -> str:
     if isinstance(item, Finding):
         return finding_sentence(item)
     if isinstance(item, str):
         return item
-    return f"{item:.2f}" if isinstance(item, float) else str(item)
+    return in_digits(item) if isinstance(item, float) else str(item)
 
 
 def as_fast(ratio: Ratio, base: str = "") -> str:
@@ -79,6 +83,11 @@ def mebibytes(size: float) -> str:
 def milliseconds(value: float) -> str:
     """Return a time with one decimal, or with two below 1 ms."""
     return f"{value:.2f}" if 0 < value < 1 else f"{value:.1f}"
+
+
+def signed(time: float) -> str:
+    """Return a difference of milliseconds with its sign."""
+    return f"{time:+.{decimals(time)}f}"
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -19,7 +19,6 @@ from comparison.words import count, named, narrowed, render, say, widened
 
 DASH = "–"  # not measured
 TEXT_COLUMNS = ("Method", "method", "class", "Data set", "GPU", "Result", "Now differs in", "Option", "Typed", "")
-BESIDE_BEST = say("Relative [95% CI]")
 TIME_HEADINGS = {WHOLE_RUN: say("Whole run (s)"), PER_EPOCH: say("Epoch (s)"), PER_SAMPLES: say("s/1,000 samples")}
 Rows = Iterator[dict[str, Any]]
 
@@ -94,7 +93,7 @@ def main_rows(analysis: Analysis) -> Rows:
     recommended = any(decision.kind == "use" for decision in analysis.decisions)
     for entry in analysis.rows:
         row, numbers, memory = entry.row, entry.summary, entry.summary.memory
-        check = report.equivalence.get(entry.name)
+        check, batch = report.equivalence.get(entry.name), row.configuration.planned.batch_size if row.results else None
         if scripts:
             times = {
                 "Time per 1,000 samples (s)": significant(seconds_of_thousand(entry)) if row.results else None,
@@ -107,7 +106,7 @@ def main_rows(analysis: Analysis) -> Rows:
         yield {
             "Method": named(row.configuration.label),
             **{SWEEPS[name]: row.configuration.values.get(name) for name in report.swept},
-            **({"Largest batch": f"{row.configuration.planned.batch_size:,}"} if report.fitted else {}),
+            **({"Largest batch": cell(batch, ",")} if report.fitted else {}),
             "Data set": None if row.configuration.is_script else report.settings["dataset"],
             "Devices": len(row.results[0].devices) if row.results else None,
             "Accuracy (%)": accuracy(numbers.accuracies),
@@ -140,11 +139,11 @@ def answer_rows(analysis: Analysis) -> Rows:
     before = {pair.row.name: pair.ratio for pair in analysis.pairs[BEFORE]}
     for entry in fastest_first(analysis):
         numbers, memory = entry.summary, entry.summary.memory
-        batch = entry.row.configuration.planned.batch_size
+        has = numbers.runs and (wall_time.kind == PER_SAMPLES or not entry.row.configuration.is_script)
         values: dict[str, Any] = {
-            **({"Largest batch": f"{batch:,}"} if report.fitted else {}),
-            heading: significant(wall_time.means[entry.name]) if numbers.runs and _has(entry, wall_time) else None,
-            **({BESIDE_BEST: _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
+            **({"Largest batch": f"{entry.row.configuration.planned.batch_size:,}"} if report.fitted else {}),
+            heading: significant(wall_time.means[entry.name]) if has else None,
+            **({say("Relative [95% CI]"): _ratio_cell(analysis.ratio_to_best(entry))} if decided else {}),
             **({"Speed ÷ before [95% CI]": _ratio_cell(before.get(entry.name))} if before else {}),
             "Memory (MiB)": memory and mebibytes(memory.together),
             **({} if decided else {"Speed-up [95%]": _ratio_cell(entry.standing.speed_up)}),
@@ -153,11 +152,6 @@ def answer_rows(analysis: Analysis) -> Rows:
         excluded = _exclusion(analysis, entry)
         shown = dict.fromkeys(values) if excluded else values
         yield {"Method": entry.label, **shown, "Result": excluded or _conclusion(analysis, entry)}
-
-
-def _has(entry, wall_time):
-    """Whether a row has this kind of wall time. A script is only timed per sample."""
-    return wall_time.kind == PER_SAMPLES or not entry.row.configuration.is_script
 
 
 def _conclusion(analysis, entry):
@@ -195,7 +189,8 @@ def _exclusion(analysis, entry):
             return say("excluded: {why}", why=decision.ineligible[entry.name])
     if row.configuration.is_script and not analysis.report.only_scripts and not analysis.ratio_to_best(entry):
         return time_asked(analysis, entry)  # in another unit than the column
-    return say("simulated: speed not measured") if row.simulated else ""
+    simulated = entry.result if row.simulated else ""  # begins with what is wrong, if anything is
+    return say("simulated: speed not measured") if simulated.startswith("simulated") else simulated
 
 
 def fastest_first(analysis: Analysis) -> list[RowAnalysis]:

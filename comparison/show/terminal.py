@@ -14,8 +14,9 @@ from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
 from comparison.show.advice import in_short, next_step, option_advice, recommendations
 from comparison.show.remarks import doubts, faults, resolution, tell_warnings, warnings
+from comparison.show.sentences import finding_sentence
 from comparison.show.tables import DASH, answer_rows, cells_of, fastest_first
-from comparison.show.verdict import answers, details
+from comparison.show.verdict import answers
 from comparison.words import ZERO_WIDTH, count, join, narrowed, render, say, widened
 
 FEWEST, USUAL, MOST = 60, 80, 100  # columns
@@ -47,7 +48,8 @@ def terminal_text(
     findings = [*answers(analysis, proofs), *resolution(analysis)]
     if verbose:
         above = [title, *doubts(analysis), *recommendations(analysis), *following]
-        below = [*findings, *details(analysis), *warnings(analysis), *faults(analysis)]
+        limits, warned = map(finding_sentence, analysis.projection.stops), warnings(analysis)
+        below = [*findings, *limits, *(text for text in warned if text not in above), *faults(analysis)]
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(text, width) for text in above), table, *(fill(text, width) for text in below)])
     ending, _ = fitting(following, width, MOST_ADVICE)
@@ -56,12 +58,17 @@ def terminal_text(
     # less three empty lines, the heading of the table, and the last line
     room = LINES - 5 - len(opening) - len(head) - len(ending)
     rows = _table(analysis, width, max(FEWEST_ROWS, min(MOST_ROWS, room)))
-    notes, hidden = fitting(findings, width, room + 1 - len(rows))
-    hidden += beyond + left_out
-    more_findings = [count(hidden, "more finding")] if hidden else []
-    rest = join(", ", [*more_findings, *tell_warnings(analysis)])
-    last = say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report)
-    parts = (opening, [*head, *ending], rows, [*notes, fill(last, width)])
+    room += 1 - len(rows)
+
+    def last(hidden: int) -> str:
+        more_findings = [count(hidden, "more finding")] if hidden else []
+        rest = join(", ", [*more_findings, *tell_warnings(analysis)])
+        return fill(say("{rest}: {file}", rest=rest or say("Causes, figures and definitions"), file=report), width)
+
+    notes, hidden = fitting(findings, width, room)
+    if wrapped := last(hidden + beyond + left_out).count("\n"):
+        notes, hidden = fitting(findings, width, room - wrapped)
+    parts = (opening, [*head, *ending], rows, [*notes, last(hidden + beyond + left_out)])
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 

@@ -6,7 +6,7 @@ from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.measures import WHOLE_RUN
 from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
-from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED, decimals
+from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
 from comparison.judge.step_causes import with_loader_workers
 from comparison.methods import method_of, projected_method
 from comparison.rows import SWEEPS
@@ -15,12 +15,15 @@ from comparison.show.sentences import (
     as_fast,
     fastest_value,
     finding_sentence,
+    in_seconds,
     instead_of,
     longer,
+    milliseconds,
     quoted,
     sentence,
     series_name,
     several_baselines,
+    signed,
     time_asked,
 )
 from comparison.words import count, join, named, say
@@ -61,26 +64,19 @@ def answers(analysis: Analysis, proofs: Sequence[Proof] = ()) -> list[str]:
     ]
 
 
-def details(analysis: Analysis) -> list[str]:
-    """Return the limits of the projection."""
-    return list(map(finding_sentence, analysis.projection.stops))
-
-
 def _projected(analysis):
     projection, settings = analysis.projection, analysis.report.settings
     points = [point for point in projection.points if point.cluster.total > 1 and not point.measured_seconds]
     if not points:
-        return list(map(finding_sentence, projection.assumptions if settings["project"] else ()))
-    speed_ups = [say("{x:.2f} {range} on {cluster}", **_speed_up(point)) for point in points]
+        why = projection.assumptions if settings["project"] and not projection.points else ()
+        return list(map(finding_sentence, why))
+    template = "{x:.2f} [{low:.2f}, {high:.2f}] on {cluster}"
+    speed_ups = [say(template, x=at.speed_up, low=at.low, high=at.high, cluster=at.cluster.words) for at in points]
     name, points = projected_method().called, join(", ", speed_ups)
     found = [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=points)]
     if settings["link_gbps"]:
         found.append(sentence("network", g=settings["link_gbps"], x=settings["link_ms"] or 0.0))
     return found
-
-
-def _speed_up(point):
-    return {"x": point.speed_up, "range": f"[{point.low:.2f}, {point.high:.2f}]", "cluster": point.cluster.words}
 
 
 def _accuracies(analysis):
@@ -119,8 +115,8 @@ def _step_of_script(analysis):
 
 def _maths(analysis):
     """How many rows passed --check-maths. The table names those that failed."""
-    others = (analysis.report.equivalence.get(entry.name) for entry in analysis.rows if not entry.is_baseline)
-    checked = [check for check in others if check and check.difference is not None]
+    others = [entry.name for entry in analysis.rows if not entry.is_baseline]
+    checked = [check for name, check in analysis.report.equivalence.items() if name in others]
     same = [check.difference for check in checked if check.status == "ok"]
     template = "Weights after 20 steps equal one device's within {x:.1e} in {n} of {rows}."
     return [say(template, x=max(same), n=len(same), rows=count(len(checked), "other row"))] if same else []
@@ -162,7 +158,7 @@ def _how_fast(analysis, entry):
     own = time_asked(analysis, entry)
     if not row.configuration.is_script:  # whose slices may have any number of steps
         low, high, runs = numbers.fastest_epoch, numbers.slowest_epoch, count(numbers.runs, "run")
-        own = sentence("own time", time=own, low=low, high=high, runs=runs)
+        own = sentence("own time", time=own, low=in_seconds(low), high=in_seconds(high), runs=runs)
     if entry.is_baseline:
         return [say("the baseline, {time}.", time=own)]
     if row.simulated:
@@ -194,16 +190,18 @@ def _mean_step(analysis, entry, most=None):
     total, parts = steps.total, _clauses(entry, "step", most and (1 if entry.unproved else most))
     whose = say(" from {base}", base=quoted([entry.standing.baseline.label])) if several_baselines(analysis) else ""
     key = "longer step" if total.value > 0 else "shorter step"
-    key += " of as many devices" if entry.standing.devices == 1 else ""
+    images = {row.results[0].global_batch_size for row in (entry.row, entry.standing.baseline)}
+    key += " of as many devices" if entry.standing.devices == 1 and len(images) == 1 else ""
     rest = total.value - sum(cause.values["x"].value for cause in entry.causes if cause.of == "step")
     if not total.proved:
         parts = parts or (TOO_FEW if total.low is None else say("not significant"))
     elif abs(rest) >= REST * abs(total.value):
-        unknown = say("the remaining {x} ms cannot be attributed", x=f"{rest:+.{decimals(rest)}f}")
+        unknown = say("the remaining {x} ms cannot be attributed", x=signed(rest))
         parts = join(", ", [parts, unknown]) if parts else say("the measurements cannot say in which phase")
         if entry.unproved:
             parts = say("{parts} (perhaps {largest})", parts=parts, largest=finding_sentence(entry.unproved))
-    return [*machine, sentence(key, s=steps.value, total=total, whose=whose, e=steps.expected, parts=parts)]
+    whole, ideal = milliseconds(steps.value), milliseconds(steps.expected)
+    return [*machine, sentence(key, s=whole, total=total, whose=whose, e=ideal, parts=parts)]
 
 
 def _clauses(entry, account, most=None):
@@ -294,7 +292,8 @@ def tell_proof(proof: Proof) -> str:
     found = say("not measured undisturbed")
     if measured:
         values = {"x": measured, "y": remedy.predicted, "phase": remedy.phase}
-        shifted = [say("{part} {x:+.1f} ms", part=part.name, x=-part.value) for part in proof.moved]
-        words = sentence(f"outcome {outcome}", sham=-proof.sham.value if proof.sham else 0.0, moved=join(", ", shifted))
+        shifted = [say("{part} {x} ms", part=part.name, x=signed(-part.value)) for part in proof.moved]
+        sham = signed(-proof.sham.value) if proof.sham else ""
+        words = sentence(f"outcome {outcome}", sham=sham, moved=join(", ", shifted))
         found = sentence("phase shorter" if measured.value > 0 else "phase longer", **values, words=words)
     return sentence("remedy", row=remedy.label, cause=remedy.cause, change=named(remedy.change), found=found)

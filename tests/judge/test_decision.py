@@ -253,8 +253,14 @@ def test_a_sweep_of_workers_is_one_decision():
 
 
 def test_rows_with_equal_settings_are_compared_without_the_baseline():
-    choice = decide(row("ddp", FAST), row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), row("fsdp", SLOW))
-    assert choice.best.label == "DDP" and choice.ineligible == {"pipeline": "unequal: global batch 50 instead of 100"}
+    planned, made = row("accelerate", (0.5, 0.51, 0.49))
+    changed = planned, [replace(run, checksums={DATA: str(block)}) for block, run in enumerate(made)]
+    ddp = row("ddp", FAST, checksums={DATA: "2"})
+    choice = decide(changed, ddp, row("pipeline", (0.5, 0.51, 0.49), global_batch_size=50), row("fsdp", SLOW))
+    assert choice.best.label == "DDP" and choice.ineligible == {
+        "pipeline": "unequal: global batch 50 instead of 100",
+        "accelerate": f"unequal: {DATA} changed between runs, {DATA} 0 instead of 2",
+    }
 
 
 # ---- the same work
@@ -347,6 +353,7 @@ def test_what_was_trained_is_the_same_in_all_rows_and_runs(single, ddp, expected
         for (planned, made), checksums in ((SINGLE, single), (row("ddp", FAST), ddp))
     ]
     assert result_of("DDP", *rows) == expected
+    assert bool(analyse(report_of(*rows, baseline="ddp")).rows[0].standing.speed_up) == (expected == "faster")
 
 
 def test_an_accuracy_is_compared_with_the_baseline_of_the_same_batch_size():

@@ -68,6 +68,8 @@ def test_a_method_that_trains_something_else_has_no_accuracy():
         ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),
+        (runs(seconds=(0.002, 0.003, 0.002)), ["(0.0020 to 0.0030 s per epoch)"]),
+        ([make_result(seconds=(*4 * (0.002,), 0.003))], ["epoch 5 took 0.0030 s (median 0.0020 s)"]),
     ],
 )
 def test_warnings_of_unsteady_rows(results, words):
@@ -112,7 +114,7 @@ def test_times_are_doubted_from_a_threshold_on(spread, first, last, kinds):
     assert [one.kind for one in found] == kinds
     for odd in (one.values["epochs"] for one in found if one.kind == "stalled"):
         assert odd.kind == "odd epoch" and odd.values["n"] == (3,)
-        assert odd.values["s"][0] / odd.values["m"] == pytest.approx(last)
+        assert odd.values["s"][0] / odd.values["median"] == pytest.approx(last)
 
 
 def test_warnings_of_dependent_blocks_and_two_modes():

@@ -230,20 +230,13 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
     assert measure(unknown).summaries[report.plan[0].name].images_per_joule is None
     assert "Images/J" not in main_table(analyse(report), "simple")
     plain = measure(with_cards(USE)).summaries[report.plan[0].name].images_per_joule
-    uneven = [  # slices of a script: the energy is the mean of all
-        replace(
-            outcome,
-            result=replace(
-                outcome.result,
-                epochs=tuple(
-                    replace(epoch, samples=epoch.samples * factor)
-                    for epoch, factor in zip(outcome.result.epochs, (1, 3, 1), strict=True)
-                ),
-            ),
-        )
-        for outcome in with_cards(USE).outcomes
-    ]
-    twice = replace(with_cards(USE), outcomes=tuple(uneven))
+
+    def uneven(result):  # slices of a script: the energy is the mean of all
+        slices = zip(result.epochs, (1, 3, 1), strict=True)
+        return replace(result, epochs=tuple(replace(one, samples=one.samples * factor) for one, factor in slices))
+
+    outcomes = (replace(outcome, result=uneven(outcome.result)) for outcome in with_cards(USE).outcomes)
+    twice = replace(with_cards(USE), outcomes=tuple(outcomes))
     assert measure(twice).summaries[report.plan[0].name].images_per_joule == pytest.approx(2 * plain)
     mixed = replace(report, outcomes=(*with_cards(USE).outcomes[:3], *report.outcomes[3:]))
     assert "Images/J" in main_table(analyse(mixed), "simple")
@@ -251,8 +244,11 @@ def test_energy_needs_all_gpus_of_a_row(tmp_path):
 
 
 def test_lowered_clocks_are_reported():
-    (words,) = map(finding_sentence, unsteadiness(with_cards(replace(USE, held_down=0.4)).rows[0]))
-    assert "lowered a GPU's clock for 40% of the time" in words
+    first, *others = with_cards(replace(USE, held_down=0.1)).outcomes  # one run with more, and one that failed
+    hot, failed = (replace(first, cards=(replace(USE, held_down=share),)) for share in (0.4, 0.9))
+    report = replace(with_cards(USE), outcomes=(hot, replace(failed, status="failed"), *others))
+    (words,) = map(finding_sentence, unsteadiness(report.rows[0]))
+    assert "lowered a GPU's clock for up to 40% of a run" in words
     assert unsteadiness(with_cards(replace(USE, held_down=0.1)).rows[0]) == []
 
 

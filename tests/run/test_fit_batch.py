@@ -204,6 +204,8 @@ def test_report_of_rows_with_their_largest_batches(run, tmp_path):
     assert standing.unequal == () and standing.speed_up.words == "faster"
     header, _, single, ddp = main_table(analysis, "simple").splitlines()
     assert "Largest batch" in header and "  128  " in single and "  256  " in ddp
+    alone = replace(report, outcomes=tuple(run for run in report.outcomes if run.configuration == "single"))
+    assert "  256  " not in main_table(analyse(alone), "simple")
     assert "each with its LARGEST BATCH" in terminal_text(analysis)
     assert verdict(analysis)[-1].startswith("Recommendation: none. The rows have different batch sizes")
     assert any("accuracies are those of different trainings" in text for text in definitions(report))

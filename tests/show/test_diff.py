@@ -74,11 +74,6 @@ def test_what_does_not_fit_on_the_screen_is_counted():
     assert len(lines) == LINES and lines[-1].startswith("- 2 more, too long")
 
 
-def test_a_disturbed_row_is_marked():
-    report = report_of(SINGLE, foreign_cores={"single": 0.5})
-    assert "every row: A disturbed; B disturbed." in describe_difference(report, report)
-
-
 def test_the_difference_of_two_long_comparisons_fits_one_screen():
     before, after = (
         read_results(PROJECT / "figures" / name / "results.json") for name in ("cifar10-vgg", "ladder-mnist")
@@ -102,11 +97,6 @@ def test_scripts_on_other_devices_or_disturbed_are_marked():
     before, after = report_of((own, one)), report_of((own, two), foreign_cores={own.name: 0.5})
     text = describe_difference(before, after, 200)
     assert "every row: 2 devices instead of 1; B disturbed." in text
-
-
-def test_short_epochs_are_shown_with_two_digits():
-    before, after = (report_of((configuration(), runs(seconds=(time,) * 3))) for time in (0.0042, 0.0021))
-    assert re.search(r"SINGLE +0.0042 +0.0021 +2.00\n", describe_difference(before, after))
 
 
 def test_an_interrupted_comparison_is_marked():

@@ -316,8 +316,8 @@ def test_the_title_of_the_curves_says_which_runs_they_show(single, ddp, words):
 
 def test_a_long_interval_makes_the_axis_of_ratios_logarithmic():
     noisy = (configuration("ddp"), runs("ddp", (0.5, 1.5))), (configuration("fsdp"), runs("fsdp", (2.0, 0.9)))
-    (axis,) = drawn("speed-up", SINGLE, *noisy).axes
-    assert axis.get_xscale() == "log"
+    (axis,), (busy,) = (drawn("speed-up", SINGLE, *noisy, foreign_cores=own).axes for own in ({}, {"ddp": 0.9}))
+    assert axis.get_xscale() == "log" and (len(axis.collections), len(busy.collections)) == (2, 1)  # intervals
 
 
 def test_a_row_without_a_baseline_is_not_called_simulated_or_refused():

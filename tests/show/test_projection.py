@@ -15,6 +15,7 @@ from comparison.show.detail_tables import projection_table
 from comparison.show.sentences import finding_sentence
 from comparison.show.sweep_plots import draw_scaling
 from comparison.show.terminal import terminal_text
+from comparison.show.verdict import answers
 from tests.reports import LINK, cells, configuration, markdown_of, report_of, row_of, runs
 
 LOADER = LINK["loaders"][0]
@@ -36,7 +37,9 @@ def sentences(analysis):
 
 
 def test_without_a_measured_link_nothing_is_projected():
-    assert projected(models=[{**LINK["models"][0], "link_gbps": None}]).projection.points == ()
+    nothing, measured = projected(models=[{**LINK["models"][0], "link_gbps": None}]), projected(project=["2"])
+    assert nothing.projection.points == () and any("Not computed" in text for text in answers(nothing))
+    assert measured.projection.points[1].measured_seconds and not any("project" in text for text in answers(measured))
 
 
 def test_one_gpu_suffices_to_project_machines_with_one_each():

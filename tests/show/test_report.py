@@ -40,7 +40,6 @@ from tests.reports import (
     cells,
     configuration,
     ddp,
-    each_epoch,
     each_outcome,
     full_report,
     halves,
@@ -131,8 +130,13 @@ def test_all_speed_ups_together_have_a_confidence_of_95_percent():
 
 
 def test_the_result_starts_with_the_smallest_detectable_difference(tmp_path):
-    report = report_of(SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97))))
+    rows = SINGLE, (configuration("ddp"), runs("ddp", (1.0, 1.05, 0.97)))
+    report = report_of(*rows)
     noise = analyse(report).resolution
+    others = analyse(report_of(*rows, SKIPPED, (configuration("fsdp"), ["failed"])))
+    assert others.resolution == noise  # what did not run widens nothing
+    looked = [analyse(replace(one, looks=((3, 0.5), (4, 1.0)))) for one in (report, others.report)]
+    assert looked[0].rows[1].standing.speed_up == looked[1].rows[1].standing.speed_up
     assert noise.deviation == pytest.approx(residual_deviation(block_times(report.rows)))
     assert noise.differences[3] == resolution(noise.deviation, 3, 2, 1) > noise.differences[10]
     first_line = markdown_of(analyse(report), tmp_path).partition("## Result\n\n")[2].partition("\n")[0]
@@ -174,9 +178,9 @@ def test_the_title_names_what_was_trained():
 @pytest.mark.parametrize(
     "rows, baseline, note",
     [
-        ([DDP], "single", "DDP: the baseline, single, is not among the methods."),
-        ([(configuration(), ["failed"]), DDP], "single", "DDP: the baseline, “SINGLE”, has no run that ended well."),
-        ([SINGLE, SIMULATED], "dp", "SINGLE: the baseline, “DP”, is simulated."),
+        ([DDP], "single", "“DDP”: the baseline, single, is not among the methods."),
+        ([(configuration(), ["failed"]), DDP], "single", "“DDP”: the baseline, “SINGLE”, has no run that ended well."),
+        ([SINGLE, SIMULATED], "dp", "“SINGLE”: the baseline, “DP”, is simulated."),
     ],
 )
 def test_a_missing_baseline_is_the_reason_for_missing_speed_ups(rows, baseline, note):
@@ -225,9 +229,9 @@ def test_the_row_with_all_cores_is_compared_only_with_others():
 
 
 def test_settings_that_differ_have_a_column_of_their_own():
-    graph = [replace(run, config={**run.config, "cuda_graph": True}) for run in SINGLE[1]]
-    table = settings_table(report_of(SINGLE, (configuration("ddp"), graph)), "github")
-    assert "Cuda graph" in table and "Crop padding" not in table
+    graph = [replace(run, config={**run.config, "cuda_graph": True, "seed": 43}) for run in SINGLE[1]]
+    table = settings_table(report_of(SINGLE, (configuration("ddp"), ["failed", *graph])), "github")
+    assert "Cuda graph" in table and "Crop padding" not in table and "Seed" not in table
     assert [row[-1].strip("| ") for row in cells(table)] == ["False", "True"]
 
 
@@ -281,15 +285,12 @@ def test_few_images_per_second_or_joule_are_not_none():
 
 def test_very_short_and_very_long_times_are_readable_in_sentences():
     def told(factor):
-        rows = (SINGLE, DDP)
-        shown = [
-            (row, [each_epoch(one, train_seconds=factor * one.epochs[0].train_seconds) for one in made])
-            for row, made in rows
-        ]
-        return verdict(analyse(report_of(*shown)))[1]
+        ddp = runs("ddp", 3 * (factor,), count=2, world_size=2)
+        return verdict(analyse(report_of((configuration(), runs(seconds=3 * (2 * factor,))), (DDP[0], ddp))))
 
-    assert "; 0.0010 s instead of 0.0020 s per epoch." in told(0.001)
-    assert "; 9999.67 s instead of 19999.33 s per epoch." in told(10_000.0)
+    assert told(0.001)[0] == "SINGLE: the baseline, 0.0020 s per epoch (0.0020 to 0.0020 in 3 runs)."
+    assert "; 0.0010 s instead of 0.0020 s per epoch." in told(0.001)[1]
+    assert "; 10000.00 s instead of 20000.00 s per epoch." in told(10_000.0)[1]
     scripts = report_of(script("mine", 20_000.0, samples=4), script("other", 30_000.0, samples=4), warmup=10)
     assert "; 7,500 s instead of 5,000 s per 1,000 samples." in verdict(analyse(scripts))[1]
 

@@ -19,7 +19,7 @@ from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, each_epoch, full_report, report_of, runs, script
+from tests.reports import DDP, SINGLE, configuration, full_report, report_of, runs, script
 
 FILES = [file for file in sorted((PROJECT / "figures").rglob("results.json")) if "false-alarms" not in str(file)]
 NAMES = [str(file.parent.relative_to(PROJECT / "figures")) for file in FILES]
@@ -88,6 +88,10 @@ def test_the_screen_has_title_recommendation_table_and_notes():
 
 def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
     failed, simulated = (configuration("mp"), ["failed"]), (configuration("dp"), runs("dp", simulated=True))
+    once = report_of(SINGLE, (simulated[0], [*simulated[1], "failed"]), DDP)
+    unchecked = report_of(SINGLE, simulated, DDP, equivalence={"dp": Equivalence(None, "failed", "signal 9")})
+    for report, said in ((once, "1 of 4 runs failed; simulated"), (unchecked, "failed: not checked; simulated")):
+        assert re.search(f"^DP +{said}$", terminal_text(analyse(report)), re.MULTILINE)
     skipped = (configuration("mp-micro", skip="needs 2 GPUs, found none"), [])
     slower = runs("ddp-no-sync", (5.0, 5.1, 4.9))  # than the simulated one
     silent = (configuration("ddp-no-sync"), slower)
@@ -104,9 +108,10 @@ def test_the_screen_is_full_if_there_is_more_to_say(rows, monkeypatch):
         monkeypatch.setattr(terminal, name, lambda *_: ["One more."] * 40)
     monkeypatch.setattr(terminal, "resolution", lambda _: [])
     others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3, count=2)) for n in range(1, rows)]
-    lines = terminal_text(analyse(report_of(SINGLE, *others, twin=False)), width=80).splitlines()
-    said = lines.count("One more.")
-    assert len(lines) == LINES and said >= 1 and lines[-1].startswith(f"{40 * len(long) - said} more findings")
+    for file, last in (("report.md", 1), (f"{'long/' * 16}report.html", 2)):
+        lines = terminal_text(analyse(report_of(SINGLE, *others, twin=False)), (), 80, file).splitlines()
+        said = lines.count("One more.")
+        assert len(lines) == LINES and said >= 1 and lines[-last].startswith(f"{40 * len(long) - said} more findings")
 
 
 def test_a_sentence_is_cut_after_three_lines_and_left_out_if_it_does_not_fit():
@@ -114,12 +119,6 @@ def test_a_sentence_is_cut_after_three_lines_and_left_out_if_it_does_not_fit():
     lines, hidden = terminal.fitting([words, "Short.", words], 80, 5)
     assert (len(lines), hidden, lines[-1]) == (4, 1, "Short.")
     assert lines[2].endswith("…") and words.startswith(" ".join(lines[:3]).rstrip("… "))
-
-
-def test_an_excluded_row_shows_the_reason():
-    worse = [each_epoch(result, test_accuracy=0.5) for result in DDP[1]]
-    text = terminal_text(analyse(report_of(SINGLE, (DDP[0], worse))))
-    assert re.search(r"^DDP +excluded: accuracy 30\.0 points lower$", text, re.MULTILINE)
 
 
 def test_a_disturbed_ratio_claims_nothing():
@@ -215,6 +214,7 @@ def test_the_most_useful_next_step(kind):
 def test_doubts_stand_above_the_recommendation(report, doubt):
     title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
     assert "Recommendation" in advice and (doubt in title if doubt else title == report.title)
+    assert not doubt or terminal_text(analyse(report), verbose=True).count(doubt.strip()) == 1
 
 
 def test_warnings_are_counted_and_listed_if_verbose():
