@@ -3,10 +3,11 @@
 import contextlib
 import json
 import math
+import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,19 +38,18 @@ SLICES = 3
 ALIKE = 3  # launches whose slices would differ at most threefold in steps get the same number of steps
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
-NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
+NOTHING_SEEN = "no step of a torch optimizer was seen (python -I, -E or another PYTHONPATH keeps the observer out)"
 
 
 @dataclass(frozen=True)
 class Slices:
     """The plan of a script's measurement: `warmup` steps and one slice untimed, then SLICES timed slices.
 
-    steps: of each slice; None if a slice takes about `seconds`. known: the steps of earlier launches' slices.
+    length: of each slice, in steps or, if no integer, in seconds. known: the steps of earlier launches' slices.
     """
 
     warmup: int
-    steps: int | None
-    seconds: float
+    length: float
     known: list[int] = field(default_factory=list)
 
     def steps_of(self, first: list[dict[str, Any]]) -> int:
@@ -57,21 +57,14 @@ class Slices:
 
         Launches with similar steps get the same number, and so train on the same batches, which may differ in size.
         """
-        if self.steps:
-            return self.steps
-        wanted = max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
+        if isinstance(self.length, int):
+            return self.length
+        wanted = max(1, math.ceil(self.length / max(step_seconds(first), 1e-6)))
         for steps in self.known:
             if wanted / ALIKE <= steps <= wanted * ALIKE:
                 return steps
         self.known.append(wanted)
         return wanted
-
-
-def slices_of(settings: Mapping[str, Any], known: list[int]) -> Slices:
-    """Return the slices that --warmup and --steps ask for. known: the list that the launches of a block share."""
-    length = settings["steps"]
-    steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
-    return Slices(settings["warmup"], steps, seconds, known)
 
 
 def known_steps(outcomes: Sequence[Outcome]) -> list[int]:
@@ -126,7 +119,8 @@ class ScriptRun(Run):
         self.callback(self._gate.close)
         variables = {"PYTHONPATH": python_path(OBSERVER), OBSERVE: str(self._place), **self._gate.environment}
         self._launched = time.time()
-        self._child = self.enter_context(started(self._command, self._log, variables))
+        command = [re.sub("^PYTHONPATH=", f"PYTHONPATH={OBSERVER}{os.pathsep}", word) for word in self._command]
+        self._child = self.enter_context(started(command, self._log, variables))
 
     def _go_on(self):
         start = read_start(self._place)

@@ -31,7 +31,7 @@ from comparison.run.forecast import (
 )
 from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
-from comparison.run.scripts import ScriptRun, known_steps, slices_of
+from comparison.run.scripts import ScriptRun, Slices, known_steps
 from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
@@ -205,7 +205,8 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     def run_of(row):
         if not row.is_script:
             return Run(row, *how)
-        return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings, known), report.environment)
+        slices = Slices(settings["warmup"], settings["steps"], known)
+        return ScriptRun(row, block, directory, settings["timeout"], slices, report.environment)
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = [rows[name] for number, name in report.left if number == block]
