@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import platform
+import resource
 import sys
 import threading
 import time
@@ -251,7 +252,8 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer_phase = "rest"
-        if first := self.step_optimizer() is None or self.others >= FORGOTTEN * len(self.optimizers):
+        forgotten = self.others >= FORGOTTEN * len(self.optimizers)
+        if first := self.step_optimizer() is None or forgotten:
             self.step_optimizer = weakref.ref(optimizer)
         steps = optimizer is self.step_optimizer()
         self.others = 0 if steps else self.others + 1
@@ -264,6 +266,8 @@ class Observer:
             self.mark("")  # the observer's own time
         if first and not self.file:
             self.begin()
+        elif forgotten:
+            self.begin_slice()  # the steps of the others would count as one
         elif steps:
             self.end_step()
 
@@ -480,15 +484,10 @@ def uuid_of(gpu):
 
 
 def peak_bytes():
-    """Return the peak memory of this process; 0 where it is unknown."""
+    """Return the peak memory of this process."""
     try:  # the maximum of getrusage() may be that of the process that started this one
         with open("/proc/self/status") as status:
             return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
     except (OSError, StopIteration):  # not Linux
         pass
-    try:
-        import resource  # Unix only
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    except ImportError:
-        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

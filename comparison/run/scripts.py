@@ -24,7 +24,7 @@ from comparison.methods import PROJECT, SCRIPT
 from comparison.outcomes import Outcome
 from comparison.rows import Configuration
 from comparison.run.forked import python_path
-from comparison.run.launch import started
+from comparison.run.launch import TIMED_OUT, started
 from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
 
@@ -177,6 +177,8 @@ class ScriptRun(Run):
         if len(start.ranks) < start.world:
             return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"
         needed = ""
+        if exit_code == TIMED_OUT and len({*map(len, start.ranks)}) > 1:
+            needed = "; some ranks waited for others to make as many steps, as with uneven inputs"
         if exit_code == 0:
             needed = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
         return None, f", after {count(1 + steps, 'step')}{needed}{log}"

@@ -130,6 +130,9 @@ def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_
             thread.join()
     assert len(observer.ends) == 4 and observer.thread == threading.get_ident()
     assert (observer.about["optimizers"], observer.about["parameters"]) == (161, 322)
+    for _ in range(100 * 161):  # those before the first optimizer is given up would be one step
+        observer.after_update(optimizers[1], (), {})
+    assert len(observer.ends) == 159
     observer.recording = False  # or it writes the slice when this process ends
 
 
