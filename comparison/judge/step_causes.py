@@ -203,10 +203,9 @@ def _loading_advice(case: Case) -> Finding:
     # On a CPU all threads compute; a GPU needs one thread per process.
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
-    if left > 0 and row.configuration.is_script:
-        return Finding("cores for workers", {"cores": left, "n": row.cores, "m": workers})
     if left > 0:
-        return Finding("a core left" if left == 1 else "cores left", {"cores": left, "n": row.cores})
+        kind = "cores for workers" if row.configuration.is_script else "a core left" if left == 1 else "cores left"
+        return Finding(kind, {"cores": left, "n": row.cores, "m": workers})
     return Finding("no core left", {"threads": threads, "workers": workers, "cores": row.cores})
 
 

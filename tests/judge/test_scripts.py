@@ -7,14 +7,13 @@ import pytest
 
 from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
-from comparison.judge.fairness import seen_differences
 from comparison.judge.step_causes import with_loader_workers
 from comparison.plan.counterparts import BEFORE, TWIN, counterpart
 from comparison.run.observed import OBSERVED, Start, result_of
 from comparison.show.report import write_csv
 from comparison.show.tables import answer_rows, main_rows
 from comparison.show.terminal import terminal_text
-from tests.reports import ENVIRONMENT, OWN, configuration, make_result, markdown_of, report_of, runs, script
+from tests.reports import ENVIRONMENT, OWN, configuration, markdown_of, report_of, runs, script
 
 
 def report(*rows):
@@ -137,10 +136,12 @@ def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_pat
 @pytest.mark.parametrize("role", [TWIN, BEFORE])
 def test_a_script_is_compared_with_its_counterpart_whatever_the_length_of_its_slices(role):
     (own, fast), (_, slow) = script("mine", 20.0), script("mine", 30.0)
-    shorter = [replace(run, epochs=run.epochs[:3], parameters=6) for run in slow]
+    other = {"parameters": 6, "precision": "bfloat16", "config": {**OWN, "optimizer": "AdamW"}}
+    shorter = [replace(run, epochs=run.epochs[:3], **other) for run in slow]
     analysis = analyse(report((own, fast), (counterpart(own, role, "again", ()), shorter)))
     (pair,) = analysis.pairs[role]
-    assert pair.ratio.value == pytest.approx(1.5) and pair.differences == ("parameters 5 instead of 6",)
+    kinds = "type of the parameters float32 instead of bfloat16", "optimizer SGD instead of AdamW"
+    assert pair.ratio.value == pytest.approx(1.5) and pair.differences == ("parameters 5 instead of 6", *kinds)
     text = terminal_text(analysis)
     assert "A/A test of “mine”: ratio 1.50 [" in text if role == TWIN else "1.50 [" in text and "Next:" not in text
 
@@ -177,19 +178,6 @@ def test_waiting_for_a_rank_that_evaluates_alone_is_no_training():
     epoch = result_of_ranks(3 * [first], 3 * [second]).epochs[-1]
     assert epoch.train_seconds == pytest.approx(0.033) and epoch.ranks[1].phases.exchange == pytest.approx(3.0)
     assert epoch.ranks[1].waits.waited == pytest.approx(2.0) == epoch.ranks[0].waits.caused["rest"]
-
-
-def test_seen_differences():
-    mine, other = (
-        make_result("script", config={**OWN, "optimizer": optimizer}, parameters=number, precision=kind)
-        for optimizer, number, kind in (("SGD", 5, "float32"), ("AdamW", 6, "bfloat16"))
-    )
-    assert seen_differences(mine, mine) == ()
-    assert [str(words) for words in seen_differences(other, mine)] == [
-        "parameters 6 instead of 5",
-        "type of the parameters bfloat16 instead of float32",
-        "optimizer AdamW instead of SGD",
-    ]
 
 
 def test_a_report_of_scripts_has_samples_and_dashes_for_unseen_values(tmp_path):

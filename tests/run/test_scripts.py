@@ -309,8 +309,7 @@ def test_running_out_of_memory_is_a_result(tmp_path):
     assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
 
 
-def test_scripts_take_turns_and_leave_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts, "SLICES", 3)
+def test_scripts_take_turns_and_leave_nothing_behind(tmp_path):
     short = Slices(warmup=2, length=2)  # an evaluation lies in every third slice, whose time is unknown
     runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, short, name) for name in ("a", "b")]
     outcomes = {outcome.configuration: outcome.result for outcome in take_turns(runs, seed=1)}
