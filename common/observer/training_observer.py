@@ -252,8 +252,9 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer_phase = "rest"
-        forgotten = self.others >= FORGOTTEN * len(self.optimizers)
-        if first := self.step_optimizer() is None or forgotten:
+        gone = self.step_optimizer() is None
+        forgotten = not gone and self.others >= FORGOTTEN * len(self.optimizers)
+        if first := gone or forgotten:
             self.step_optimizer = weakref.ref(optimizer)
         steps = optimizer is self.step_optimizer()
         self.others = 0 if steps else self.others + 1
