@@ -31,7 +31,7 @@ from comparison.plan.plan import make_order
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.record import FIRST_STAGE, Report
 from comparison.rows import Configuration
-from comparison.run.scripts import ScriptRun, slices_of
+from comparison.run.scripts import ScriptRun, Slices
 from comparison.run.turns import run_whole
 
 MARGIN = 0.03  # --margin 3
@@ -88,7 +88,7 @@ def _compare(text, seed, budget, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
     settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "seed": 1000 * seed}
     settings |= {"margin": MARGIN, "budget": budget}
-    outcome = run_whole(ScriptRun(plain, 1, directory, None, slices_of(settings, []), environment))
+    outcome = run_whole(ScriptRun(plain, 1, directory, None, Slices(WARM_UP, SLICE), environment))
     if outcome.result is None:
         raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
     alone, step = outcome.result, step_time(outcome.result)

@@ -244,8 +244,8 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
         ),
         "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]', "schedules"),
         "out of memory beside others is final": (
-            "                alone.append(rows[outcome.configuration])",
-            "                yield outcome",
+            'alone[outcome.configuration] = "memory did not suffice beside the other rows"',
+            "yield outcome",
             "schedules",
         ),
         "the time before an interruption is free": (

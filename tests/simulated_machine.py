@@ -614,7 +614,7 @@ def slice_of(steps, seconds):
     where = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
     totals = {name: steps * value for name, value in phases.items()}
     times = {"seconds": steps * seconds, "phases": totals, "series": steps * [list(phases.values())]}
-    used = {"batch": 10, "cpu_seconds": steps * seconds, "queue_seconds": None}
+    used = {"evaluated": steps * [0.0], "batch": 10, "cpu_seconds": steps * seconds, "queue_seconds": None}
     return {"steps": steps, "samples": 10 * steps, **times, **used, **trained, **where}
 
 

@@ -6,6 +6,7 @@ forward, backward, exchange and update begin and end. Each rank records its step
 slice, and then blocks in a read until its next turn.
 """
 
+import functools
 import importlib.abc
 import importlib.util
 import json
@@ -18,6 +19,10 @@ from training_observer import Observer
 HERE = os.path.dirname(os.path.abspath(__file__))
 OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: the directory for the records
 CHANGE = "PARALLEL_TRAINING_CHANGE"  # environment variable: the arguments of Change, as JSON
+COLLECTIVES = (
+    "all_gather all_gather_object all_reduce barrier broadcast broadcast_object_list gather gather_object reduce"
+)
+COLLECTIVES += " _broadcast_coalesced"  # by which DistributedDataParallel sends buffers before a forward pass
 
 
 def install(torch, directory):
@@ -41,6 +46,9 @@ def install(torch, directory):
     module.train = watched_train
     torch.autograd.backward = lambda *given, **named: observer.backward(backward, *given, **named)
     torch.autograd.grad = lambda *given, **named: observer.backward(gradients, *given, **named)
+    for name in COLLECTIVES.split():
+        if call := getattr(torch.distributed, name, None):
+            setattr(torch.distributed, name, functools.partial(observer.collective, call))
     optimizer.register_optimizer_step_pre_hook(observer.before_update)
     optimizer.register_optimizer_step_post_hook(observer.after_update)
 

@@ -24,13 +24,19 @@ LOOKS = 3  # steps until the networks that the script calls, and the last gradie
 FORGOTTEN = 100  # updates by each of the others after which the first optimizer is not used any more, though it exists
 
 
-def sample_count(batch):
-    """Return the length of the first tensor in a batch."""
+def sample_count(batch, usual=0):
+    """Return the number of samples in a batch: the length of its first tensor, or of lists of the usual length.
+
+    usual: the batch size of a DataLoader, returned if there is no tensor either.
+    """
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else 0
     parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((count for count in map(sample_count, parts) if count), 0)
+    first = next(iter(parts), None)
+    if isinstance(first, (list, tuple, dict)) and usual in (len(parts), len(first)):
+        return usual
+    return next((count for count in map(sample_count, parts) if count), usual)
 
 
 def samples_of(counts):
@@ -78,7 +84,8 @@ class Observer:
         self.thread = None  # that trains; others may prefetch
         self.optimizers = weakref.WeakSet()
         self.step_optimizer, self.others = lambda: None, 0  # step_optimizer: its steps are counted
-        self.network_hooks, self.gradient_hooks, self.last_gradient = [], [], lambda: None
+        self.network_hooks, self.gradient_hooks = [], []
+        self.gradient_of, self.last_gradients = lambda: None, {}  # the latest; by id, the last ones of backward passes
         self.current_network, self.sample_network = None, lambda: None  # sample_network: its samples are counted
         self.called_networks, self.hooked = weakref.WeakSet(), weakref.WeakSet()
         self.about = {"parameters": 0, "dtype": "", "optimizer": "", "optimizers": 0}
@@ -153,7 +160,8 @@ class Observer:
             raise
         self.recent.add(iterator)
         self.fetch_start = start if self.fetch_start is None else self.fetch_start
-        self.mark("data", sample_count(batch))
+        sampler = getattr(self.loaders.get(iterator), "batch_sampler", None)
+        self.mark("data", sample_count(batch, getattr(sampler, "batch_size", None) or 0))
         return batch
 
     def drop_unused_batch(self, iterator):
@@ -204,11 +212,22 @@ class Observer:
             self.backward_depth -= 1
             if self.backward_depth == 0:
                 self.mark("exchange" if self.gradients_done else "backward")
+                self.last_gradients[id(self.gradient_of())] = self.gradient_of
+
+    @opaque
+    def collective(self, call, *arguments, **named):
+        """Call a collective operation. It counts as exchange, unless it is part of a backward pass."""
+        counts = not (self.backward_depth or self.prefetches())
+        if counts:
+            self.mark("forward" if self.current_network is not None else self.outer_phase)
+        result = call(*arguments, **named)
+        if counts:
+            self.mark("exchange")
+        return result
 
     @opaque
     def gradient(self, parameter):
-        self.last_gradient = weakref.ref(parameter)
-        self.gradients_done = True
+        self.gradient_of, self.gradients_done = weakref.ref(parameter), True
         if self.backward_depth == 1:
             self.mark("backward")
 
@@ -228,6 +247,7 @@ class Observer:
     def before_update(self, optimizer, arguments, named):
         self.unpause()
         self.mark(self.outer_phase)
+        self.outer_phase = "exchange"
         if self.change.exchange(optimizer):
             self.mark("exchange")
         self.outer_phase = "update"
@@ -236,7 +256,9 @@ class Observer:
     def after_update(self, optimizer, arguments, named):
         self.mark("update")
         self.outer_phase = "rest"
-        if first := self.step_optimizer() is None or self.others >= FORGOTTEN * len(self.optimizers):
+        gone = self.step_optimizer() is None
+        forgotten = not gone and self.others >= FORGOTTEN * len(self.optimizers)
+        if first := gone or forgotten:
             self.step_optimizer = weakref.ref(optimizer)
         steps = optimizer is self.step_optimizer()
         self.others = 0 if steps else self.others + 1
@@ -249,6 +271,8 @@ class Observer:
             self.mark("")  # the observer's own time
         if first and not self.file:
             self.begin()
+        elif forgotten:
+            self.begin_slice()  # the steps of the others would count as one
         elif steps:
             self.end_step()
 
@@ -298,7 +322,7 @@ class Observer:
                     self.gradient_hooks.append(p.register_post_accumulate_grad_hook(self.gradient))
 
     def settle(self):
-        """Keep only the hooks of the networks that the script calls and of the last gradient."""
+        """Keep only the hooks of the networks that the script calls and of the last gradients of backward passes."""
         for network, *hooks in self.network_hooks:
             if network in self.called_networks:
                 self.change.network(network, self.optimizers)
@@ -307,10 +331,10 @@ class Observer:
                 for hook in hooks:
                     hook.remove()
         self.network_hooks = []
-        last = self.last_gradient()
         for hook in self.gradient_hooks:
             hook.remove()
-        self.gradient_hooks = [last.register_post_accumulate_grad_hook(self.gradient)] if last is not None else []
+        last = [parameter for known in self.last_gradients.values() if (parameter := known()) is not None]
+        self.gradient_hooks = [each.register_post_accumulate_grad_hook(self.gradient) for each in last]
 
     # ---- steps and slices
 
@@ -362,20 +386,21 @@ class Observer:
         self.synchronize()
         self.recording = False
         queued = {thread: s - self.queued.get(thread, 0.0) for thread, s in queue_seconds().items()}
-        series, counts, start, before = [], [], 1, self.marks[0][1]
+        series, evaluated, counts, start, before = [], [], [], 1, self.marks[0][1]
         for end in self.ends:
-            step, samples = dict.fromkeys(PHASES, 0.0), {"data": 0, "forward": 0}
+            step, samples = {**dict.fromkeys(PHASES, 0.0), "": 0.0}, {"data": 0, "forward": 0}
             for phase, mark, count in self.marks[start:end]:
-                if phase:
-                    step[phase] += self.milliseconds(before, mark)
+                step[phase] += self.milliseconds(before, mark)
                 if count:
                     samples[phase] += count
                 before = mark
             start = end
             series.append([step[phase] for phase in PHASES])
+            evaluated.append(step[""])
             counts.append((samples["data"], samples["forward"]))
         complete = len(self.ends) == self.slice_steps and not self.left_out
         sizes = [samples_of([count]) for count in counts]
+        cuda, gpus = self.torch.cuda, [device for device in self.devices if device.startswith("cuda")]
         totals = {phase: sum(step[column] for step in series) for column, phase in enumerate(PHASES)}
         record = {
             "steps": len(series),
@@ -383,21 +408,12 @@ class Observer:
             "samples": samples_of(counts),
             "phases": totals,
             "series": series[-RING:],
+            "evaluated": evaluated[-RING:],
             "batch": max(sizes, key=sizes.count),
             "cpu_seconds": self.cpu_at_end - self.cpu,
             # these would contain evaluation, or what follows the last step
             "queue_seconds": sum(queued.values()) if queued and complete else None,
             "start": self.start if complete else None,
-            **self.describe(),
-            "loader": self.loader_milliseconds(),
-        }
-        self.write(record)
-        self.marks, self.ends = [], []
-
-    def describe(self):
-        """Return what this rank trains, and on which devices."""
-        cuda, gpus = self.torch.cuda, [device for device in self.devices if device.startswith("cuda")]
-        return {
             **self.about,
             "threads": self.torch.get_num_threads(),
             "workers": self.workers()[0],
@@ -405,7 +421,10 @@ class Observer:
             "gpu_uuids": [uuid_of(cuda.get_device_properties(gpu)) for gpu in gpus],
             "peaks": [cuda.max_memory_allocated(gpu) for gpu in gpus] or [peak_bytes()],
             "reserved": [cuda.max_memory_reserved(gpu) for gpu in gpus],
+            "loader": self.loader_milliseconds(),
         }
+        self.write(record)
+        self.marks, self.ends = [], []
 
     def wait(self):
         """Wait for the next turn and read its plan."""

@@ -136,7 +136,7 @@ def critical_phases(result: RunResult) -> list[PhaseTimes]:
 class Straggler:
     """The rank with the most work. longer: milliseconds per step above the others' mean, with an interval.
 
-    phases: the part of that in each phase.
+    phases: the part of that in each phase, and OUTSIDE.
     """
 
     rank: int
@@ -146,7 +146,7 @@ class Straggler:
     @property
     def phase(self) -> str:
         """The phase with the largest part."""
-        return max(self.phases, default=OUTSIDE, key=lambda name: self.phases[name])
+        return max(self.phases, key=lambda name: self.phases[name])
 
 
 def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
@@ -165,7 +165,8 @@ def find_straggler(runs: Sequence[Ranks]) -> Straggler | None:
     slowest = max(range(ranks), key=lambda rank: sum(longer(rank)))
     known = [name for name in runs[0][0].phases if all(name in means.phases for run in runs for means in run)]
     phases = {name: statistics.mean(longer(slowest, name)) for name in known if name != "exchange"}
-    return Straggler(slowest, mean_excess("straggler", longer(slowest), ranks), phases)
+    excess = mean_excess("straggler", longer(slowest), ranks)
+    return Straggler(slowest, excess, {**phases, OUTSIDE: excess.value - sum(phases.values())})
 
 
 def throttled_share(results: Sequence[RunResult]) -> Excess | None:

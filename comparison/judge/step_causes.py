@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from common.files.results import LongSteps, RunResult
 from comparison.judge.fairness import Standing
-from comparison.judge.ranks import Straggler
+from comparison.judge.ranks import OUTSIDE, Straggler
 from comparison.judge.statistics import Excess
 from comparison.judge.steps import LATE, Accounts
 from comparison.judge.summaries import Finding, Summary
@@ -89,7 +89,8 @@ def parts_of_steps(case: Case) -> Iterator[Finding]:
         return not (slowest and part.name == slowest.phase), not late
 
     for part in sorted(parts, key=order):
-        yield _part_of_step(case, part, slowest if _is_of(slowest, part) else None)
+        mostly_its = slowest and slowest.phases.get(part.name, 0.0) >= LONG * part.value > 0
+        yield _part_of_step(case, part, slowest if mostly_its else None)
 
 
 def unproved_part(case: Case) -> Finding | None:
@@ -104,31 +105,34 @@ def unproved_part(case: Case) -> Finding | None:
     return _part_of_step(case, largest, None) if not largest.proved and sign * largest.value >= least else None
 
 
-def _is_of(straggler: Straggler | None, part: Excess) -> bool:
-    """Return whether most of a part is a straggler's additional work."""
-    return straggler is not None and straggler.phases.get(part.name, 0.0) >= LONG * part.value > 0
-
-
 def _part_of_step(case: Case, part: Excess, straggler: Straggler | None) -> Finding:
-    place = part.name
-    steps = case.accounts.steps
-    if place == "backward" and steps and all(other.name != "exchange" for other in steps.parts):
-        place = "backward with exchange"
-    elif place == "exchange" and case.staged:
-        place = "waiting for stages"
-    values: dict[str, object] = {"x": part, "place": Finding(place)}
+    place = _place(case, part.name)
+    values: dict[str, object] = {"x": part, "place": place}
     wording = "more in" if part.value > 0 else "less in"
     if part.name == LATE:
         values["place"] = Finding(LATE, {"ranks": _late_ranks(case)}) if part.value > 0 else Finding("waiting")
     else:
-        long_steps = [rank.long[part.name] for rank in case.accounts.ranks if part.name in rank.long]
+        phase = "rest" if part.name == OUTSIDE else part.name
+        long_steps = [rank.long[phase] for rank in case.accounts.ranks if phase in rank.long]
         longest = max(long_steps, key=lambda long: long.milliseconds, default=None)
-        values["place"] = _in_steps(Finding(place), longest, part.value, case.accounts.usual.get(part.name, 0.0))
+        values["place"] = _in_steps(place, longest, part.value, case.accounts.usual.get(phase, 0.0))
     if straggler:
         values["place"] = Finding("of a rank", {"place": values["place"], "n": straggler.rank})
     if part.name == "data" and part.value > 0:
         wording, values["advice"] = "more waiting", _loading_advice(case)
     return Finding("straggler" if straggler and part.name == straggler.phase else part.name, values, "step", wording)
+
+
+def _place(case: Case, name: str) -> Finding:
+    """Return the words for a part of a step."""
+    steps, is_script = case.accounts.steps, case.row.configuration.is_script
+    if name == "backward" and steps and all(other.name != "exchange" for other in steps.parts):
+        name = "backward with exchange"
+    elif name == "exchange" and (case.staged or is_script):
+        name = "waiting for stages" if case.staged else "exchange of a script"
+    elif name == OUTSIDE and is_script:
+        name = "rest"
+    return Finding(name)
 
 
 def _late_ranks(case: Case) -> tuple[Finding, ...]:
@@ -199,10 +203,9 @@ def _loading_advice(case: Case) -> Finding:
     # On a CPU all threads compute; a GPU needs one thread per process.
     threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
-    if left > 0 and row.configuration.is_script:
-        return Finding("cores for workers", {"cores": left, "n": row.cores, "m": workers})
     if left > 0:
-        return Finding("a core left" if left == 1 else "cores left", {"cores": left, "n": row.cores})
+        kind = "cores for workers" if row.configuration.is_script else "a core left" if left == 1 else "cores left"
+        return Finding(kind, {"cores": left, "n": row.cores, "m": workers})
     return Finding("no core left", {"threads": threads, "workers": workers, "cores": row.cores})
 
 
@@ -210,8 +213,9 @@ def straggler(case: Case) -> Iterator[Finding]:
     """A rank with more to do, unless it was named with a part of the account."""
     slowest = _straggler_of(case)
     if slowest and all(part.kind != "straggler" for part in parts_of_steps(case)):
-        advice, place = Finding("uneven cut" if case.staged else "slow rank"), Finding(slowest.phase)
-        yield Finding("straggler", {"n": slowest.rank, "x": slowest.longer, "place": place, "advice": advice})
+        advice = "slow rank of a script" if case.row.configuration.is_script else "slow rank"
+        values = {"n": slowest.rank, "x": slowest.longer, "place": _place(case, slowest.phase)}
+        yield Finding("straggler", {**values, "advice": Finding("uneven cut" if case.staged else advice)})
 
 
 def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, float] | None:

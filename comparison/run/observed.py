@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common.engine.shares import Training, merge
-from common.files.results import PHASES, Environment, EpochRecord, RunResult
+import numpy as np
+
+from common.engine.shares import COLUMNS, EXCHANGE, Training, merge
+from common.files.results import Environment, EpochRecord, RunResult
 from comparison.methods import SCRIPT
 
 UNTIMED = 2  # first slices of a start
@@ -111,22 +113,36 @@ def with_batch(result: RunResult, batch: int) -> RunResult:
 
 
 def _epoch(number: int, ranks: Sequence[dict[str, Any]], known: Sequence[str]) -> EpochRecord:
-    """Merge the ranks' records of a slice. known: the phases that any step has; the others are unknown."""
-    return merge(number, [_training(place, rank, known) for place, rank in enumerate(ranks)], [])
+    """Merge the ranks' records of a slice. known: the phases that any step has; the others are unknown.
+
+    While a rank evaluates alone, the others wait for it in an exchange, which is no training either.
+    """
+    series, waits = (
+        [np.insert(rank["series"], COLUMNS["transfer"], 0.0, axis=1) for rank in ranks],
+        np.zeros(len(ranks)),
+    )
+    if len({*map(len, series)}) == 1:
+        exchanges = np.array([own[:, EXCHANGE] for own in series])
+        evaluated = np.array([rank["evaluated"] for rank in ranks])
+        waits = np.minimum(exchanges - exchanges.min(axis=0), evaluated.max(axis=0) - evaluated)
+    each = zip(range(len(ranks)), ranks, series, waits, strict=True)
+    return merge(number, [_training(*own, known) for own in each], [])
 
 
-def _training(place: int, rank: dict[str, Any], known: Sequence[str]) -> Training:
-    columns = [OBSERVED.index(name) if name in known else None for name in PHASES]
-    series = tuple(tuple(0.0 if place is None else step[place] for place in columns) for step in rank["series"])
+def _training(place, rank, series, waits, known):
+    series[:, EXCHANGE] -= waits
+    rest = series[:, COLUMNS["rest"]]
+    rest[:-1] = rest[1:].copy()  # merge() expects it after a step's update, but that of a script precedes the exchange
+    phases = {**rank["phases"], "exchange": rank["phases"]["exchange"] - float(np.sum(waits))}
     return Training(
         data_rank=place,
-        seconds=rank["seconds"],
+        seconds=rank["seconds"] - float(np.sum(waits)) / 1000,
         loss_sum=math.nan,
         samples=rank["samples"],
         steps=rank["steps"],
-        phase_milliseconds={name: rank["phases"][name] for name in known},
+        phase_milliseconds={name: phases[name] for name in known},
         cpu_seconds=rank["cpu_seconds"],
         queue_seconds=rank["queue_seconds"],
         start=rank["start"],
-        series=series,
+        series=tuple(map(tuple, series.tolist())),
     )

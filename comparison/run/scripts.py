@@ -3,10 +3,11 @@
 import contextlib
 import json
 import math
+import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from comparison.methods import PROJECT, SCRIPT
 from comparison.outcomes import Outcome
 from comparison.rows import Configuration
 from comparison.run.forked import python_path
-from comparison.run.launch import started
+from comparison.run.launch import TIMED_OUT, started
 from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
 from comparison.run.turns import Run, own_seconds
 
@@ -37,19 +38,18 @@ SLICES = 3
 ALIKE = 3  # launches whose slices would differ at most threefold in steps get the same number of steps
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
-NOTHING_SEEN = "no step of a torch optimizer was seen (python -I and -E keep the observer out)"
+NOTHING_SEEN = "no step of a torch optimizer was seen (python -I, -E or another PYTHONPATH keeps the observer out)"
 
 
 @dataclass(frozen=True)
 class Slices:
     """The plan of a script's measurement: `warmup` steps and one slice untimed, then SLICES timed slices.
 
-    steps: of each slice; None if a slice takes about `seconds`. known: the steps of earlier launches' slices, by row.
+    length: of each slice, in steps or, if no integer, in seconds. known: the steps of earlier launches' slices, by row.
     """
 
     warmup: int
-    steps: int | None
-    seconds: float
+    length: float
     known: dict[str, int] = field(default_factory=dict)
 
     def steps_of(self, name: str, first: list[dict[str, Any]]) -> int:
@@ -57,19 +57,12 @@ class Slices:
 
         Launches of a row, and of rows with similar steps, get the same number: their batches may differ in size.
         """
-        if self.steps:
-            return self.steps
-        wanted = max(1, math.ceil(self.seconds / max(step_seconds(first), 1e-6)))
+        if isinstance(self.length, int):
+            return self.length
+        wanted = max(1, math.ceil(self.length / max(step_seconds(first), 1e-6)))
         known = [self.known[other] for other in sorted(self.known, key=lambda other: other != name)]
         self.known[name] = next((steps for steps in known if wanted / ALIKE <= steps <= wanted * ALIKE), wanted)
         return self.known[name]
-
-
-def slices_of(settings: Mapping[str, Any], known: dict[str, int]) -> Slices:
-    """Return the slices that --warmup and --steps ask for. known: shared by the launches of a block."""
-    length = settings["steps"]
-    steps, seconds = (length, 0.0) if isinstance(length, int) else (None, length)
-    return Slices(settings["warmup"], steps, seconds, known)
 
 
 def known_steps(outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -124,7 +117,8 @@ class ScriptRun(Run):
         self.callback(self._gate.close)
         variables = {"PYTHONPATH": python_path(OBSERVER), OBSERVE: str(self._place), **self._gate.environment}
         self._launched = time.time()
-        self._child = self.enter_context(started(self._command, self._log, variables))
+        command = [re.sub("^PYTHONPATH=", f"PYTHONPATH={OBSERVER}{os.pathsep}", word) for word in self._command]
+        self._child = self.enter_context(started(command, self._log, variables))
 
     def _go_on(self):
         start = read_start(self._place)
@@ -182,6 +176,8 @@ class ScriptRun(Run):
         if len(start.ranks) < start.world:
             return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"
         needed = ""
+        if exit_code == TIMED_OUT and len({*map(len, start.ranks)}) > 1:
+            needed = "; some ranks waited for others to make as many steps, as with uneven inputs"
         if exit_code == 0:
             needed = f"; it needs {count(self._slices.warmup, 'step')} and two slices: type e.g. --warmup 2 --steps 4"
         return None, f", after {count(1 + steps, 'step')}{needed}{log}"

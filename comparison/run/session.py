@@ -31,7 +31,7 @@ from comparison.run.forecast import (
 )
 from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
-from comparison.run.scripts import ScriptRun, known_steps, slices_of
+from comparison.run.scripts import ScriptRun, Slices, known_steps
 from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
@@ -195,7 +195,7 @@ def _tell_run(report, outcome, guesses, pace):
 def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     """Run the rest of a block, whose rows share a seed. Yield the outcome of each run as soon as it ends.
 
-    A row that runs out of memory while others hold some runs again alone, after they have ended.
+    A row that lacks memory or its port while others hold some runs again alone, after they have ended.
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
@@ -205,22 +205,25 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     def run_of(row):
         if not row.is_script:
             return Run(row, *how)
-        return ScriptRun(row, block, directory, settings["timeout"], slices_of(settings, known), report.environment)
+        slices = Slices(settings["warmup"], settings["steps"], known)
+        return ScriptRun(row, block, directory, settings["timeout"], slices, report.environment)
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
-    alone = [rows[name] for number, name in report.left if number == block]
-    prepare(row.launched for row in alone if not row.is_script)  # or this would count as part of a run
+    alone = {name: "" for number, name in report.left if number == block}
+    prepare(rows[name].launched for name in alone if not rows[name].is_script)  # or this would count as part of a run
     if report.in_turns:
-        together, alone = [run_of(row) for row in alone], []
+        together, alone = [run_of(rows[name]) for name in alone], {}
         for outcome in take_turns(together, seed, gpu_need(report.probe, report.trials)):
             if outcome.status == OUT_OF_MEMORY:
-                alone.append(rows[outcome.configuration])
+                alone[outcome.configuration] = "memory did not suffice beside the other rows"
+            elif "EADDRINUSE" in outcome.reason:
+                alone[outcome.configuration] = "another row used the port that its script names"
             else:
                 yield outcome
-    for row in alone:
+    for name, why in alone.items():
+        row = rows[name]
         outcome = run_whole(run_of(row)) if row.is_script else run_once(row, *how)
-        note = "it ran alone, as memory did not suffice beside the other rows"
-        yield with_note(outcome, note) if report.in_turns else outcome
+        yield with_note(outcome, f"it ran alone, as {why}") if report.in_turns else outcome
 
 
 def fit_batches(report: Report, output: Output) -> Report:

@@ -22,7 +22,7 @@ from comparison.results_file import write_results
 from comparison.rows import Configuration, Row
 from comparison.run.equivalence import without_target
 from comparison.run.fitting import gpu_need, why_not_in_turns
-from comparison.run.scripts import SLICES, ScriptRun, known_steps, slices_of
+from comparison.run.scripts import SLICES, ScriptRun, Slices, known_steps
 from comparison.run.turns import ROOM, Run, run_once, run_whole, take_turns
 
 LONGEST, SHARE = 60.0, 1 / 3  # most seconds for tips, and most as a share of the comparison's time
@@ -98,7 +98,7 @@ def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clo
     """Launch rows once, as another block. compiled: a directory for the cache of torch.compile."""
     block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
     before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, "--figure-dir", compiled)
-    slices = slices_of({"warmup": WARM_UP, "steps": SLICE}, known_steps(tried.outcomes))
+    slices = Slices(WARM_UP, SLICE, known_steps(tried.outcomes))
     runs: list[Run] = [
         ScriptRun(row, block, directory, timeout, slices, tried.environment)
         for row in (replace(row, command=(*before, *without_target(row.command), *after)) for row in rows)

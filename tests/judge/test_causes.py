@@ -81,8 +81,9 @@ def test_a_part_is_small_beside_a_gain_as_beside_a_loss(more, named):
 
 
 def test_time_outside_of_the_phases_is_named():
-    long = replace(rank(halves()), train_seconds=0.26)
-    assert [*causes_of(single(), ddp(long, long))] == ["outside"]
+    long = replace(rank(halves()), train_seconds=0.26, long_steps={"rest": LongSteps(0.1, 5.0, 10)})
+    ((kind, cause),) = causes_of(single(), ddp(long, long)).items()
+    assert kind == "outside" and cause.values["place"].kind == "regular steps"
     for forward in (2.0, 8.0):  # nothing remains of a shorter or longer step
         told = verdict_of(single(), even(forward=forward))
         assert "forward" in told and "cannot be attributed" not in told
@@ -165,6 +166,8 @@ def test_a_straggler_is_named_with_its_rank_and_phase():
         ((kind, cause),) = causes.items()
         assert kind == "straggler" and described(cause) == (pytest.approx(6.0), "of a rank", "more in")
         assert cause.values["place"].values == {"place": Finding("forward"), "n": number}
+    ((kind, cause),) = causes_of(single(), ddp(waits, replace(rank(halves()), train_seconds=0.26))).items()
+    assert kind == "straggler" and cause.values["place"].values["place"] == Finding("outside")
     for more, named in ((1.0, False), (1.1, True)):  # a twentieth of a step
         waits, works = rank(halves(exchange=more)), rank(halves(forward=5.0 + more))
         assert ("straggler" in causes_of(single(), ddp(waits, works))) == named

@@ -7,14 +7,13 @@ import pytest
 
 from common.files.results import PhaseTimes
 from comparison.judge.analysis import analyse
-from comparison.judge.fairness import seen_differences
 from comparison.judge.step_causes import with_loader_workers
 from comparison.plan.counterparts import BEFORE, TWIN, counterpart
 from comparison.run.observed import OBSERVED, Start, result_of
 from comparison.show.report import write_csv
 from comparison.show.tables import answer_rows, main_rows
 from comparison.show.terminal import terminal_text
-from tests.reports import ENVIRONMENT, OWN, configuration, make_result, markdown_of, report_of, runs, script
+from tests.reports import ENVIRONMENT, OWN, configuration, markdown_of, report_of, runs, script
 
 
 def report(*rows):
@@ -104,23 +103,9 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step
     assert projected(400.0, workers=2) == (400.0, 200.0)  # as long as with the two workers already there
     assert projected(400.0, ranks=4) == (400.0, 400.0)  # the four ranks share the cores
-
-
-def test_the_report_of_a_script_says_what_its_loader_takes_alone():
     analysis = analyse(report(script("mine", 20.0, config={"loader_milliseconds": 8.0})))
     told = terminal_text(analysis, width=200)
     assert "its loader alone takes 8.0 ms per batch" in told and "at least 65.0 ms" in told
-
-
-def test_scripts_among_methods_have_their_own_baseline_and_decision():
-    single, ddp = configuration(), configuration("ddp")
-    rows = [(single, runs()), (ddp, runs("ddp", (1.0, 1.01, 0.99))), script("mine", 20.0), script("ddp2", 30.0)]
-    analysis = analyse(report(*rows))
-    assert [entry.standing.baseline.label for entry in analysis.rows] == ["SINGLE", "SINGLE", "mine", "mine"]
-    assert [(choice.trained, choice.best.label) for choice in analysis.decisions if choice.best] == [
-        ("", "DDP"),
-        ("your scripts", "mine"),
-    ]
 
 
 def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_path):
@@ -131,9 +116,10 @@ def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_pat
     seconds = {"single": 8.0, "ddp": 6.0, "script-mine": 12.0, "script-ddp2": 10.0}
     outcomes = (replace(run, wall_seconds=seconds[run.configuration] + run.block / 100) for run in mixed.outcomes)
     analysis = analyse(replace(mixed, outcomes=tuple(outcomes)))
-    assert [(choice.wall_time.kind, choice.best.label) for choice in analysis.decisions] == [
-        ("run", "DDP"),
-        ("samples", "mine"),
+    assert [entry.standing.baseline.label for entry in analysis.rows] == ["SINGLE", "SINGLE", "mine", "mine"]
+    assert [(choice.trained, choice.wall_time.kind, choice.best.label) for choice in analysis.decisions] == [
+        ("", "run", "DDP"),
+        ("your scripts", "samples", "mine"),
     ]
     cells = {row["Method"]: row["Whole run (s)"] for row in answer_rows(analysis)}
     assert [cells[name] is None for name in ("SINGLE", "DDP", "mine", "ddp2")] == [False, False, True, True]
@@ -150,41 +136,48 @@ def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_pat
 @pytest.mark.parametrize("role", [TWIN, BEFORE])
 def test_a_script_is_compared_with_its_counterpart_whatever_the_length_of_its_slices(role):
     (own, fast), (_, slow) = script("mine", 20.0), script("mine", 30.0)
-    shorter = [replace(run, epochs=run.epochs[:3], parameters=6) for run in slow]
+    other = {"parameters": 6, "precision": "bfloat16", "config": {**OWN, "optimizer": "AdamW"}}
+    shorter = [replace(run, epochs=run.epochs[:3], **other) for run in slow]
     analysis = analyse(report((own, fast), (counterpart(own, role, "again", ()), shorter)))
     (pair,) = analysis.pairs[role]
-    assert pair.ratio.value == pytest.approx(1.5) and pair.differences == ("parameters 5 instead of 6",)
+    kinds = "type of the parameters float32 instead of bfloat16", "optimizer SGD instead of AdamW"
+    assert pair.ratio.value == pytest.approx(1.5) and pair.differences == ("parameters 5 instead of 6", *kinds)
     text = terminal_text(analysis)
     assert "A/A test of “mine”: ratio 1.50 [" in text if role == TWIN else "1.50 [" in text and "Next:" not in text
 
 
-def test_a_phase_that_only_some_slices_have_counts_in_all_of_them():
-    def slice_of(data):
-        about = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
-        about |= {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
-        phases = {name: {"data": data, "forward": 8.0}.get(name, 0.0) for name in OBSERVED}
-        times = {"seconds": 0.001 * (data + 8.0), "phases": phases, "series": [list(phases.values())]}
-        return {"steps": 1, "samples": 10, "batch": 10, "cpu_seconds": 0.01, "queue_seconds": None, **times, **about}
+def slice_of(*steps, evaluated=(0.0,)):
+    """Return what a rank wrote about a slice. steps: milliseconds of phases. evaluated: milliseconds before each."""
+    about = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
+    about |= {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
+    series = [[step.get(name, 0.0) for name in OBSERVED] for step in steps]
+    phases = dict(zip(OBSERVED, map(sum, zip(*series, strict=True)), strict=True))
+    times = {"seconds": sum(phases.values()) / 1000, "phases": phases, "series": series, "evaluated": [*evaluated]}
+    used = {"batch": 10, "cpu_seconds": 0.01, "queue_seconds": None}
+    return {"steps": len(steps), "samples": 10 * len(steps), **used, **times, **about}
 
-    header = {"first_step": 0.0, "world": 1, "torch": "2.11.0", "python": "3.11.7"}
-    start = Start([[header, *map(slice_of, (0.0, 0.0, 4.0, 0.0))]])
-    result = result_of([start], "python train.py", 1.0, ENVIRONMENT)
+
+def result_of_ranks(*ranks):
+    header = {"first_step": 0.0, "world": len(ranks), "torch": "2.11.0", "python": "3.11.7"}
+    return result_of([Start([[header, *slices] for slices in ranks])], "python train.py", 1.0, ENVIRONMENT)
+
+
+def test_a_phase_that_only_some_slices_have_counts_in_all_of_them():
+    result = result_of_ranks([slice_of({"data": data, "forward": 8.0}) for data in (0.0, 0.0, 4.0, 0.0)])
     assert [epoch.phases.known for epoch in result.epochs] == [
         {"data": data, "forward": 8.0} for data in (0.0, 4.0, 0.0)
     ]
 
 
-def test_seen_differences():
-    mine, other = (
-        make_result("script", config={**OWN, "optimizer": optimizer}, parameters=number, precision=kind)
-        for optimizer, number, kind in (("SGD", 5, "float32"), ("AdamW", 6, "bfloat16"))
+def test_waiting_for_a_rank_that_evaluates_alone_is_no_training():
+    """The first rank evaluates, and works for 6 ms more, before the exchange of the second step."""
+    first = slice_of(
+        *({"forward": 8.0, "exchange": 1.0, "rest": more} for more in (0.0, 6.0, 0.0)), evaluated=(0, 90, 0)
     )
-    assert seen_differences(mine, mine) == ()
-    assert [str(words) for words in seen_differences(other, mine)] == [
-        "parameters 6 instead of 5",
-        "type of the parameters bfloat16 instead of float32",
-        "optimizer AdamW instead of SGD",
-    ]
+    second = slice_of(*({"forward": 8.0, "exchange": 1.0 + wait} for wait in (0.0, 96.0, 0.0)), evaluated=(0, 0, 0))
+    epoch = result_of_ranks(3 * [first], 3 * [second]).epochs[-1]
+    assert epoch.train_seconds == pytest.approx(0.033) and epoch.ranks[1].phases.exchange == pytest.approx(3.0)
+    assert epoch.ranks[1].waits.waited == pytest.approx(2.0) == epoch.ranks[0].waits.caused["rest"]
 
 
 def test_a_report_of_scripts_has_samples_and_dashes_for_unseen_values(tmp_path):

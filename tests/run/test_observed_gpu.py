@@ -1,6 +1,5 @@
 """The observer on a pretended GPU: events separate the phases, and nothing waits for the GPU inside a slice."""
 
-import importlib.util
 import json
 import math
 from types import SimpleNamespace
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.fixtures import PROJECT
+from common.observer import training_observer
 
 
 class Gpu:
@@ -43,18 +42,8 @@ def gpu():
     return Gpu()
 
 
-@pytest.fixture(scope="module")
-def training_observer():
-    """The observer's module, which is on no test's path: only the Python of an observed script imports it."""
-    file = PROJECT / "common" / "observer" / "training_observer.py"
-    spec = importlib.util.spec_from_file_location("training_observer", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def observer(gpu, training_observer, tmp_path, monkeypatch):
+def observer(gpu, tmp_path, monkeypatch):
     """The observer of a script that trains on the pretended GPU, in slices of three steps."""
     torch_on_gpu = SimpleNamespace(
         cuda=SimpleNamespace(
@@ -108,7 +97,7 @@ def test_phases_are_timed_by_events_and_a_slice_synchronizes_only_at_its_ends(gp
     assert record["gpu_uuids"] == ["GPU-one"]
 
 
-def test_a_thread_that_ends_does_not_hide_the_waiting_of_others(training_observer, monkeypatch, tmp_path):
+def test_a_thread_that_ends_does_not_hide_the_waiting_of_others(monkeypatch, tmp_path):
     (tmp_path / "schedstat").write_text("5000000000 2000000000 7")
     files = [str(tmp_path / "ended"), str(tmp_path / "schedstat")]
     monkeypatch.setattr(training_observer.glob, "glob", lambda pattern: files)

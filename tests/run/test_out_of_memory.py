@@ -138,14 +138,21 @@ def test_resume_keeps_runs_that_were_out_of_memory(tmp_path):
 # ---- run
 
 
-@pytest.mark.parametrize("alone", ["ok", OUT_OF_MEMORY])
-def test_a_row_out_of_memory_in_turns_runs_again_alone(alone, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "status, alone, why",
+    [
+        (OUT_OF_MEMORY, "ok", "memory did not suffice beside the other rows"),
+        (OUT_OF_MEMORY, OUT_OF_MEMORY, ""),
+        ("failed", "ok", "another row used the port that its script names"),
+    ],
+)
+def test_a_row_without_memory_or_its_port_in_turns_runs_again_alone(status, alone, why, tmp_path, monkeypatch):
     report = replace(report_of(SINGLE, DDP), in_turns=True)
     single, ddp = report.outcomes[0], report.outcomes[3]
     events = []
 
     def take_turns(runs, seed, need):
-        yield replace(ddp, status=OUT_OF_MEMORY, result=None)
+        yield replace(ddp, status=status, reason="code: -98, name: EADDRINUSE", result=None)
         yield single
         events.append("all ended")
 
@@ -158,8 +165,7 @@ def test_a_row_out_of_memory_in_turns_runs_again_alone(alone, tmp_path, monkeypa
     monkeypatch.setattr(session, "run_once", run_once)
     first, second = run_block(replace(report, outcomes=()), 1, tmp_path)
     assert events == ["all ended", "ddp"] and first is single and second.status == alone
-    note = "in block 1 it ran alone, as memory did not suffice beside the other rows"
-    assert (second.result and second.result.reason) == (note if alone == "ok" else None)
+    assert (second.result and second.result.reason) == (f"in block 1 it ran alone, as {why}" if why else None)
 
 
 def test_an_equivalence_check_out_of_memory_is_no_failure(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def run_variant(kind, directory, monkeypatch):
     machine = Machine(0, 2, bf16=True)
     (plain,) = script_rows([parse_script(f"mine={command}")], machine)
     row = {row.what_if: row for row in (plain, *variants_of(plain, machine, None))}[kind]
-    outcome = run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10, 0.0), ENVIRONMENT))
+    outcome = run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10), ENVIRONMENT))
     assert outcome.status == "ok", outcome.reason
     return [json.loads(file.read_text()) for file in directory.glob("*.json")], outcome.result
 

@@ -6,6 +6,7 @@ import sys
 import threading
 import venv
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -13,12 +14,12 @@ import pytest
 import torch
 
 from common.errors import OUT_OF_MEMORY
-from common.observer.training_observer import Observer, samples_of
+from common.observer.training_observer import Observer, sample_count, samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.run import scripts, turns
 from comparison.run.launch import TIMED_OUT
-from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices, known_steps, slices_of
+from comparison.run.scripts import NOTHING_SEEN, Ranks, ScriptRun, Slices, known_steps
 from comparison.run.turns import run_whole, take_turns
 from tests.fixtures import PROJECT, alive
 from tests.reports import ENVIRONMENT
@@ -29,7 +30,7 @@ TRAIN = PROJECT / "tests" / "scripts" / "train.py"
 TORCHRUN = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
 KNOWN = {"data": 10, "forward": 20, "backward": 15, "update": 5, "rest": 5}  # see tests/scripts/train.py
 TOLERANCE = 9  # milliseconds that a busy machine may add to a phase, less than any error in counting
-SLICES = Slices(warmup=2, steps=6, seconds=0.0)  # six steps per epoch
+SLICES = Slices(warmup=2, length=6)  # six steps per epoch
 
 
 def script_run(command, directory, slices=SLICES, name="mine", timeout=90.0):
@@ -39,6 +40,12 @@ def script_run(command, directory, slices=SLICES, name="mine", timeout=90.0):
 
 def train(style, directory, launcher=sys.executable, slices=SLICES, script=TRAIN):
     return run_whole(script_run(f"{launcher} {script} '{style}'", directory, slices))
+
+
+def observer_in(directory, steps=1000):
+    """Return an Observer of this process, whose slices have so many steps."""
+    (directory / "plan.json").write_text(json.dumps({"steps": steps, "alone": 0.0}))
+    return Observer(torch, str(directory), SimpleNamespace(exchange=lambda _: False, network=lambda *_: None))
 
 
 @pytest.fixture
@@ -106,10 +113,14 @@ def test_samples_are_counted_where_batches_are_used_again(counts, samples):
     assert samples_of(counts) == samples
 
 
+def test_samples_are_counted_in_lists_too():
+    images = [torch.zeros(3, 9, width) for width in range(4)]  # of unequal size, as for detection
+    batches = (torch.zeros(4, 3), torch.zeros(4)), (images, [{}] * 4), [(image, 7) for image in images], object()
+    assert [sample_count(batch, usual=4) for batch in (*batches, [torch.zeros(2, 3)])] == [4, 4, 4, 4, 2]
+
+
 def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_torch(tmp_path):
-    (tmp_path / "plan.json").write_text('{"steps": 1000, "alone": 0.0}')
-    change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
-    observer = Observer(torch, str(tmp_path), change)
+    observer = observer_in(tmp_path)
     optimizers = [torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1) for _ in range(161)]
     for _ in range(5):
         observer.backward(lambda: None)
@@ -119,16 +130,37 @@ def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_
             thread.join()
     assert len(observer.ends) == 4 and observer.thread == threading.get_ident()
     assert (observer.about["optimizers"], observer.about["parameters"]) == (161, 322)
+    for _ in range(100 * 161):  # those before the first optimizer is given up would be one step
+        observer.after_update(optimizers[1], (), {})
+    assert len(observer.ends) == 159
     observer.recording = False  # or it writes the slice when this process ends
+
+
+def test_waiting_for_other_ranks_is_exchange_wherever_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    observer = observer_in(tmp_path)
+    barrier = partial(observer.collective, lambda: None)
+    networks = [torch.nn.Linear(2, 1), torch.nn.Sequential(torch.nn.Linear(2, 1))]
+    networks[1][0].register_forward_pre_hook(lambda *_: barrier())  # as DistributedDataParallel sends its buffers
+    optimizers = [torch.optim.SGD(network.parameters(), 0.1) for network in networks]
+    for _ in range(6):
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            loss = network(torch.ones(3, 2)).sum()
+            observer.backward(loss.backward)
+            observer.before_update(optimizer, (), {})
+            observer.after_update(optimizer, (), {})
+        barrier()
+    step = [phase for phase, *_ in observer.marks[observer.ends[-2] : observer.ends[-1]] if phase != "rest"]
+    observer.recording = False
+    passes = ["forward", "backward", "exchange", "update"]
+    assert step == ["forward", "exchange", *passes, "exchange", *passes]
 
 
 @pytest.mark.parametrize("steps", [4, 1000], ids=["whole slice", "script ends"])
 def test_a_slice_has_the_cpu_time_of_its_steps_and_the_usual_batch(steps, tmp_path, monkeypatch):
     """Each step takes a second of CPU time. 100 more are spent in an evaluation, and 1000 after the last step."""
     monkeypatch.setattr("common.observer.training_observer.time.process_time", lambda: seconds[0])
-    (tmp_path / "plan.json").write_text(json.dumps({"steps": steps, "alone": 0.0}))
-    change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
-    observer, seconds = Observer(torch, str(tmp_path), change), [0.0]
+    observer, seconds = observer_in(tmp_path, steps), [0.0]
     monkeypatch.setattr(observer, "wait", lambda: None)
     network = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
@@ -191,21 +223,23 @@ def test_the_late_rank_is_identified(tmp_path, one_slice):
 
 
 def test_a_script_that_starts_another_training_is_only_observed_there(tmp_path, one_slice):
-    outcome = train("starts another", tmp_path, slices=Slices(2, 3, 0.0))
+    outcome = train("starts another", tmp_path, slices=Slices(2, 3))
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 3
 
 
-def test_a_script_keeps_its_own_environment_and_sitecustomize(tmp_path, one_slice, monkeypatch):
+@pytest.mark.parametrize("of", ["shell", "command"])
+def test_a_script_keeps_its_own_environment_and_sitecustomize(of, tmp_path, one_slice, monkeypatch):
     venv.create(tmp_path / "other", with_pip=False, symlinks=True)
     (packages,) = (tmp_path / "other" / "lib").glob("python*/site-packages")
     (packages / "torch.pth").write_text(os.path.dirname(os.path.dirname(torch.__file__)))
     (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['OWN_SITE'] = 'was here'\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path) if of == "shell" else "")
     script = tmp_path / "train.py"
     script.write_text(
         f"import os, runpy\nassert os.environ['OWN_SITE']\nrunpy.run_path({str(TRAIN)!r}, run_name='__main__')"
     )
-    outcome = train("plain", tmp_path, tmp_path / "other" / "bin" / "python", script=script)
+    own = f"env PYTHONPATH={tmp_path} " if of == "command" else ""
+    outcome = train("plain", tmp_path, f"{own}{tmp_path}/other/bin/python", script=script)
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 6
 
 
@@ -214,7 +248,7 @@ def test_a_script_keeps_its_own_environment_and_sitecustomize(tmp_path, one_slic
     [(3, [3, 3, 3, 3]), pytest.param(4, [4, 3, 3, 3], marks=pytest.mark.slow)],
 )
 def test_a_script_that_ends_is_restarted_and_its_last_slice_counts(steps, measured, tmp_path):
-    outcome = train("ends", tmp_path, slices=Slices(2, steps, 0.0))
+    outcome = train("ends", tmp_path, slices=Slices(2, steps))
     assert [epoch.steps for epoch in outcome.result.epochs] == measured, outcome.reason
     assert outcome.result.config["optimizer"] == "SlowSGD"
 
@@ -222,9 +256,9 @@ def test_a_script_that_ends_is_restarted_and_its_last_slice_counts(steps, measur
 @pytest.mark.parametrize(
     "style, slices, reason",
     [
-        ("dies", Slices(2, 3, 0.0), "ValueError: the loss is a banana, after 9 steps"),
+        ("dies", Slices(2, 3), "ValueError: the loss is a banana, after 9 steps"),
         ("no step at all", SLICES, "it ended too soon; no step of a torch optimizer was seen"),
-        ("ends", Slices(30, 7, 0.0), "it ended too soon, after 12 steps; it needs 30 steps and two slices"),
+        ("ends", Slices(30, 7), "it ended too soon, after 12 steps; it needs 30 steps and two slices"),
     ],
 )
 def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_path):
@@ -234,7 +268,7 @@ def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_pa
 
 
 def test_a_hanging_script_is_stopped(tmp_path):
-    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7, 0.0), timeout=4.0)
+    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7), timeout=4.0)
     outcome = run_whole(run)
     assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 4 s")
     assert not alive("train.py never steps")
@@ -242,7 +276,7 @@ def test_a_hanging_script_is_stopped(tmp_path):
 
 def test_launches_with_similar_steps_train_on_the_same_batches():
     def steps(known, length=0.5, **medians):
-        slices = slices_of({"warmup": 3, "steps": length}, known)
+        slices = Slices(3, length, known)
         series = {name: [[step / 3, 0.0], [step / 2, step / 2], [0.0, 50 * step]] for name, step in medians.items()}
         return [slices.steps_of(name, [{"series": series[name]}]) for name in medians]
 
@@ -276,9 +310,8 @@ def test_running_out_of_memory_is_a_result(tmp_path):
     assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
 
 
-def test_scripts_take_turns_and_leave_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(scripts, "SLICES", 3)
-    short = Slices(warmup=2, steps=2, seconds=0.0)  # an evaluation lies in every third slice, whose time is unknown
+def test_scripts_take_turns_and_leave_nothing_behind(tmp_path):
+    short = Slices(warmup=2, length=2)  # an evaluation lies in every third slice, whose time is unknown
     runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, short, name) for name in ("a", "b")]
     outcomes = {outcome.configuration: outcome.result for outcome in take_turns(runs, seed=1)}
     epochs = [epoch for result in outcomes.values() for epoch in result.epochs if epoch.start is not None]
