@@ -117,10 +117,8 @@ def _epoch(number: int, ranks: Sequence[dict[str, Any]], known: Sequence[str]) -
 
     While a rank evaluates alone, the others wait for it in an exchange, which is no training either.
     """
-    series, waits = (
-        [np.insert(rank["series"], COLUMNS["transfer"], 0.0, axis=1) for rank in ranks],
-        np.zeros(len(ranks)),
-    )
+    waits = np.zeros(len(ranks))
+    series = [np.insert(rank["series"], COLUMNS["transfer"], 0.0, axis=1) for rank in ranks]
     if len({*map(len, series)}) == 1:
         exchanges = np.array([own[:, EXCHANGE] for own in series])
         evaluated = np.array([rank["evaluated"] for rank in ranks])
