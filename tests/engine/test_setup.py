@@ -154,6 +154,7 @@ def test_a_commit_chooses_the_tests_that_start_programs(commit, changed, run, py
             keywords=marks[number % 4] if number >= 0 else [],
             number=number,
             fixturenames=(),
+            get_closest_marker=lambda name: None,
         )
         for number in range(-1, 12)
     ]
