@@ -24,7 +24,7 @@ TOLERATED_WAITING = 0.25  # threads that wait for a core, on average
 def prepare_process(config: RunConfig, device: torch.device, number: int = 0, processes: int = 1) -> None:
     """Prepare this process, `number` of `processes` that share the same cores, for training."""
     check_memory_limit(config, device)
-    if getattr(config, "quiet", False):  # the probe has no such flag
+    if config.quiet:
         warnings.simplefilter("ignore")  # torch's
     if device.type == "cuda":
         torch.cuda.set_device(device)  # first: calls without a device, e.g. pinning, would take memory of cuda:0

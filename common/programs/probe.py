@@ -31,7 +31,7 @@ def parse() -> Any:
     parser.add_argument("--cut", type=positive_int, metavar="N", help="time each block, on N images")
     parser.add_argument("--ceiling", action="store_true", help="the loader's speed, and what it takes of the cores")
     parser.add_argument("--link", action="store_true", help="how fast ranks that train exchange gradients")
-    parser.set_defaults(num_workers=[0], loader="workers")
+    parser.set_defaults(num_workers=[0], loader="workers", quiet=False)
     return parse_with_recipe(parser, several=True)
 
 

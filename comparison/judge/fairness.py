@@ -206,7 +206,7 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
     if not {row, baseline} <= {*accuracies.columns}:
         return ""
     value, low, _ = accuracies.difference(row, baseline, 2 * CONFIDENCE - 1)
-    margin, check = report.settings["accuracy_margin"] or ACCURACY_MARGIN, report.equivalence.get(row)
+    margin, check = _accuracy_margin(report), report.equivalence.get(row)
     if low >= -margin:
         return ""
     _, _, high = accuracies.difference(row, baseline, 1 - 2 * (1 - CONFIDENCE) / (len(accuracies.columns) - 1))
@@ -227,8 +227,13 @@ def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Seq
         return ""
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(others)
     found = [accuracies.difference(row, name, confidence) for name in others]
-    lower = [value for value, _, high in found if high < -(report.settings["accuracy_margin"] or ACCURACY_MARGIN)]
+    lower = [value for value, _, high in found if high < -_accuracy_margin(report)]
     return say("accuracy {n:.1f} points lower", n=-min(lower)) if lower else ""
+
+
+def _accuracy_margin(report: Report) -> float:
+    """Return by how many percentage points an accuracy may be lower."""
+    return report.settings["accuracy_margin"] or ACCURACY_MARGIN
 
 
 def _standing_without_times(report: Report, row: Row) -> Standing:
