@@ -2,7 +2,7 @@
 
     python benchmarks/startup.py
 
-Runs training scripts, each as a new process and as a fork of a new template (comparison/run/forked.py), next to a
+Runs training scripts, each as a new process and as a fork of one template (comparison/run/forked.py), next to a
 minimal DDP script (bare_ddp.py). Measures the start-up, which of a fork includes that of its template; the rest of the
 time besides training, with the figure and the interpreter's exit; a training step; the peak memory; and how much time a
 comparison adds to its runs. The decoded data set exists already.
@@ -28,7 +28,7 @@ from comparison.results_file import read_results
 from comparison.run import forked
 from comparison.run.launch import run_child
 
-STEPS, EPOCHS = 150, 3  # the first epoch is not timed
+STEPS, EPOCHS = 25, 9  # the first epoch is not timed; the median of the others is little affected by other programs
 SCRIPTS = {"one device": "data_parallel_train.py", "DDP x2": "ddp_train.py --spawn 2"}
 BARE = "DDP x2, nothing but torch: process start to the end of a first step"
 NEW, FORK = "new process", "fork"
@@ -42,7 +42,6 @@ def run(script: str, how: str, data_root: str, directory: str) -> dict[str, floa
     files = ("--output", str(output), "--figure-dir", directory, "--data-root", data_root)
     with patch.object(forked, "can_fork", lambda: how == FORK):
         command = (python(), *shlex.split(f"{script} {training}"), *files)
-        forked.close_templates()
         forked.prepare([command])
         start = time.time()
         if run_child(command, log):
@@ -53,7 +52,7 @@ def run(script: str, how: str, data_root: str, directory: str) -> dict[str, floa
     return {
         "startup": result.startup_seconds,
         "rest": seconds - trained,
-        "step": 1000 * sum(epoch.train_seconds for epoch in timed) / (STEPS * len(timed)),
+        "step": 1000 * statistics.median(epoch.train_seconds for epoch in timed) / STEPS,
         "memory": sum(result.peak_memory_bytes) / 2**20,
     }
 

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import mmap
+import random
 import re
 import resource
 import sys
@@ -15,6 +16,7 @@ import psutil
 from common.machine.groups import control_groups
 
 MADV_POPULATE_READ = 22  # linux/mman.h
+_gaps: list[mmap.mmap] = []  # address space that stays unused
 
 
 def free_memory(device) -> int:
@@ -84,3 +86,16 @@ def populate(ranges: list[tuple[int, int]]) -> None:
     for address, size in ranges:
         if libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), MADV_POPULATE_READ):
             raise OSError(ctypes.get_errno(), "madvise()")
+
+
+def shift_allocations() -> None:
+    """Move what this fork will allocate, at random, as address randomization and hash seeds do for a new process.
+
+    Otherwise all forks of a process would share the effect that the place of memory has on speed (T. Mytkowicz et al.,
+    "Producing wrong data without doing anything obviously wrong!", 2009).
+    """
+    allocate, dice = ctypes.CDLL(None).malloc, random.SystemRandom()  # forks share the state of all other generators
+    allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
+    for _ in range(64):
+        allocate(dice.randrange(1 << 16))  # moves small tensors; never freed or used
+    _gaps.append(mmap.mmap(-1, mmap.PAGESIZE * dice.randrange(1, 1 << 13)))  # moves large ones

@@ -23,7 +23,7 @@ from typing import Any
 
 from common.machine.begin import begin
 from common.machine.lifetime import TAG, end_with_parent
-from common.machine.memory import mapped_files, populate
+from common.machine.memory import mapped_files, populate, shift_allocations
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())  # see begin_one()
 begin(__name__)
@@ -114,6 +114,7 @@ def main() -> None:
     connection.send(str(seconds).encode())
     request, streams = adopted(connection)
     populate(files)
+    shift_allocations()
     forking = time.time() - process_start(os.getpid())  # a new process has nothing like it
     become(request["words"], {**request["environment"], EARLIER: str(seconds - forking)}, streams)
 

@@ -1,7 +1,6 @@
 """Children forked from a template (common/programs/template.py): they start sooner, as torch is imported already.
 
-Only on Linux. Each block has templates of its own: where a process's memory lies affects its speed, and differs from
-start to start, but is the same in all forks of a template.
+Only on Linux. Each fork's allocations lie elsewhere (shift_allocations), as those of new processes do.
 """
 
 import atexit
@@ -144,11 +143,11 @@ def _is_program(command):
     return Path(command[1]).suffix == ".py" and Path(command[1]).resolve().parent == PROJECT
 
 
-templates: dict[bool, Template] = {}  # the current ones, by whether they have imported the compiler
+templates: dict[bool, Template] = {}  # by whether they have imported the compiler
 
 
 def template(compiler: bool) -> Template:
-    """Return a current template, and start it first if there is none."""
+    """Return a template, and start it first if there is none."""
     if compiler not in templates:
         templates[compiler] = Template(template(False) if compiler else None)
     return templates[compiler]
@@ -159,12 +158,6 @@ def prepare(commands: Iterable[Sequence[str]]) -> None:
     for command in commands:
         if can_fork() and _is_program(command):
             template("--spawn" in command)
-
-
-def close_templates() -> None:
-    """End all templates, so that the next forks come from new ones."""
-    while templates:
-        templates.popitem()[1].close()
 
 
 def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:

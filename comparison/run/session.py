@@ -29,7 +29,7 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
-from comparison.run.forked import close_templates, prepare
+from comparison.run.forked import prepare
 from comparison.run.lock import DirectoryLock
 from comparison.run.scripts import ScriptRun, Slices, known_steps
 from comparison.run.stopping import expectation, spent, with_next_block
@@ -180,7 +180,6 @@ def _run_blocks(report, output):
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
-        close_templates()
     return report
 
 

@@ -34,7 +34,8 @@ def forks(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def end_template():
     yield
-    forked.close_templates()
+    while forked.templates:
+        forked.templates.popitem()[1].close()
 
 
 def trained(directory, name, *words):
