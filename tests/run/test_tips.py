@@ -3,7 +3,7 @@
 import math
 import sys
 from dataclasses import replace
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 
@@ -56,10 +56,6 @@ def launch(monkeypatch, tmp_path):
             blocks.append([options.options_of(run.configuration) for run in launched])
             yield from (outcome(run.configuration, len(blocks)) for run in launched)
 
-        class Launched:
-            def __init__(self, row, block, directory, timeout, slices, environment):
-                self.configuration, self.timeout = row, timeout
-
         def run_once(row, block, seed, directory, timeout):
             blocks.append([("trained", *options.options_of(row))])
             return replace(outcome(replace(row, role="tip"), 1), configuration=row.name)
@@ -69,7 +65,7 @@ def launch(monkeypatch, tmp_path):
         monkeypatch.setattr(tips_module.time, "monotonic", lambda: clock["now"])
         monkeypatch.setattr(tips_module, "why_not_in_turns", lambda *_: "")
         monkeypatch.setattr(tips_module, "take_turns", take_turns)
-        monkeypatch.setattr(tips_module, "ScriptRun", Launched)
+        monkeypatch.setattr(tips_module, "ScriptRun", lambda row, *_: SimpleNamespace(configuration=row))
         monkeypatch.setattr(tips_module, "run_once", run_once)
         return run_tips(analyse(report), tmp_path / TIPS), blocks
 
@@ -109,9 +105,9 @@ def test_tips_take_a_third_of_the_time_and_at_most_a_minute(launch):
     assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
 
 
-def test_no_launch_begins_after_the_time_is_over(launch, monkeypatch):
+def test_no_launch_begins_after_the_time_is_over(launch):
     tried, _ = launch(compared())
-    late = Mock(left=-3.0)  # of launches of 2 s
+    late = tips_module.time.monotonic() - 3.0  # of launches of 2 s
     assert tips_module._next_rows(replace(tried, outcomes=tried.outcomes[:4], order=tried.order[:4]), late) == []
 
 
@@ -239,7 +235,7 @@ def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     row = replace(SINGLE, command=(sys.executable, str(PROJECT / typed[0]), *typed[1:]))
     tried = replace(report_of((row, ())), order=())
     rows = [row, options.with_options(row, PAGES, 1)]
-    tried = tips_module.run_block(tried, rows, tmp_path / TIPS, tips_module.Clock(240.0), str(tmp_path))
+    tried = tips_module.run_block(tried, rows, tmp_path / TIPS, 60.0, str(tmp_path))
     assert {outcome.configuration: outcome.status for outcome in tried.outcomes} == {row.name: "ok" for row in rows}
     for outcome in tried.outcomes:
         assert [epoch.samples / epoch.steps for epoch in outcome.result.epochs] == [48.0] * 4
