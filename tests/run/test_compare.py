@@ -4,23 +4,19 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 
-import psutil
 import pytest
 
-import compare_parallel
 from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
 from comparison.run.forecast import checks_maths, describe_time_left, guesses_of, loader_warnings, seconds_left
-from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_guesses
-from tests.fixtures import PROJECT, child, child_environment, misfits, wait_until
+from tests.fixtures import PROJECT, child, child_environment, misfits
 from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
 pytestmark = pytest.mark.process
@@ -89,6 +85,7 @@ def test_predictions_are_shown_with_the_result(tmp_path):
 # ---- one child
 
 OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
+LOG = "import pathlib, sys; pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_suffix('.log')"
 
 
 @pytest.mark.parametrize(
@@ -98,6 +95,7 @@ OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
         ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
         ("pass", "it ended without writing a result, before its first epoch (log: "),
         ("import sys; sys.exit(124)", "exit code 124"),  # no timeout
+        (f"{LOG}.unlink(); sys.exit(3)", "exit code 3, and its log is gone"),
         (f'{OUTPUT}.write(\'{{"method": "sing\')', "cannot read the result file"),
         (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
     ],
@@ -122,14 +120,6 @@ def test_a_run_that_fails_after_writing_its_result_is_not_ok(values, expected, t
     code = f"import shutil, sys; shutil.copy({made!r}, {file!r}); sys.exit(1)"
     outcome = run_once(child(code), 1, 42, tmp_path / "runs")
     assert (outcome.status, outcome.reason.partition(" (log")[0], outcome.exit_code) == (*expected, 1)
-
-
-@pytest.mark.parametrize("session", [False, True], ids=["in its process group", "in a session of its own"])
-def test_descendants_do_not_outlive_a_child(session, tmp_path):
-    code = f"import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session={session}).pid)"
-    assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
-    pid = int((tmp_path / "log").read_text())
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
 
 
 # ---- a complete comparison
@@ -157,7 +147,7 @@ def test_dry_run_prints_commands_that_can_be_pasted(compare, tmp_path):
 @pytest.mark.parametrize(
     "more", ["", pytest.param("ddp --epochs 2 --project 2 4 --check-maths", marks=pytest.mark.slow)]
 )
-def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_path):
+def test_a_comparison_from_start_to_end(more, compare, tmp_path):
     directory, rows = tmp_path / "a b;$(x) 中", {"single", *more.split()[:1]}
     done = compare(f"--train-size 480 --epochs 1 --repeats 1 --methods single {more} --output-dir", directory)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -184,14 +174,6 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     assert figures >= (drawn if more else {"phases.png"})
     written = {f"results.{end}" for end in ("json", "csv", "tex")} | {"report.md", "report.html"}
     assert files - figures - images == written | {".comparison.lock"}
-
-    monkeypatch.setattr("comparison.show.figures.draw_all", lambda *_: sorted(directory / name for name in figures))
-    flags = ["--from", str(directory / "results.json"), "--output-dir", str(tmp_path / "again")]
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
-    compare_parallel.main()
-    for name in ("results.json", "results.csv", "results.tex"):
-        assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
-    assert capsys.readouterr().out.partition("Causes, figures")[0] in done.stdout.partition("Causes, figures")[0]
 
 
 def test_a_missing_file_is_a_one_line_error(project, tmp_path):

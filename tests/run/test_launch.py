@@ -4,9 +4,9 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -65,12 +65,6 @@ def test_deleted_files_do_not_lose_the_result(gone, tmp_path, capsys):
     assert (str(tmp_path / "runs" / "single-1.log") in capsys.readouterr().err) == (gone != "pass")
 
 
-def test_a_failure_without_a_log_has_an_exit_code(tmp_path):
-    code = f"import pathlib, sys; pathlib.Path({str(tmp_path / 'single-1.log')!r}).unlink(); sys.exit(3)"
-    outcome = run_once(child(code), 1, 42, tmp_path)
-    assert outcome.status == "failed" and "exit code 3" in outcome.reason and "log is gone" in outcome.reason
-
-
 # ---- its end
 
 
@@ -86,13 +80,10 @@ def test_children_that_ignore_sigterm_share_the_grace_period(tmp_path, monkeypat
     assert GRACE < 8
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     pairs = [waiting_child(ignores, tmp_path, name) for name in ("one", "two")]
-    waited, wait = [], subprocess.Popen.wait
     monkeypatch.setattr(launch, "GRACE", 1.0)
-    monkeypatch.setattr(
-        subprocess.Popen, "wait", lambda self, timeout=None: waited.append(timeout) or wait(self, timeout)
-    )
+    start = time.monotonic()
     end_together([process for process, _ in pairs])
-    assert sum(waited) < 1.5
+    assert 1.0 <= time.monotonic() - start < 1.9
     for process, stack in pairs:
         stack.close()
         assert process.returncode == -signal.SIGKILL
