@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from common.errors import OUT_OF_MEMORY
 from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
+from comparison.run import turns
 from comparison.run.forecast import checks_maths, describe_time_left, guesses_of, loader_warnings, seconds_left
 from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
@@ -84,27 +86,51 @@ def test_predictions_are_shown_with_the_result(tmp_path):
 
 # ---- one child
 
-OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
-LOG = "import pathlib, sys; pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_suffix('.log')"
+OUTPUT = "open(sys.argv[sys.argv.index('--output') + 1], 'w')"
+LOG = "pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_suffix('.log')"
+KILL = "os.kill(os.getpid(), 9)"
+BATCH = "at a batch of 100: "
+KERNEL = f"{BATCH}the kernel killed a process for its memory: "
+LACKS = "out of memory; RuntimeError: can't allocate memory; try less"
+RANK_LACKS = "rank 1, epoch 2: out of memory; MemoryError: 1; try less"
+RANK_DIED = "rank 1 exited without an error message; signal 9 (SIGKILL), probably out of memory; try less"
+WORKER_DIED = "a loader worker died; RuntimeError: out of memory; free some"
+WORKER_KILLED = "a loader worker died; it is killed by signal: Killed. ; add"
+
+
+def fails(line):
+    return f"sys.exit({f'error: {line}'!r})"
 
 
 @pytest.mark.parametrize(
-    "code, reason",
+    "code, kills, reason",  # kills: how many processes the kernel has killed for memory, before and after
     [
-        ("import sys; sys.exit('error: no cake; found none; bake one')", "no cake; found none; bake one, before its "),
-        ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
-        ("pass", "it ended without writing a result, before its first epoch (log: "),
-        ("import sys; sys.exit(124)", "exit code 124"),  # no timeout
-        (f"{LOG}.unlink(); sys.exit(3)", "exit code 3, and its log is gone"),
-        (f'{OUTPUT}.write(\'{{"method": "sing\')', "cannot read the result file"),
-        (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
+        (
+            fails("no cake; found none; bake one"),
+            [3, 3],
+            "no cake; found none; bake one, before its first epoch (log: ",
+        ),
+        ("pass", [3, 3], "it ended without writing a result, before its first epoch (log: "),
+        ("sys.exit(124)", [3, 4], "exit code 124"),  # neither a timeout, nor killed by the kernel
+        (f"{LOG}.unlink(); sys.exit(3)", [3, 3], "exit code 3, and its log is gone"),
+        (f'{OUTPUT}.write(\'{{"method": "sing\')', [3, 3], "cannot read the result file"),
+        (f"{OUTPUT}.write('{{}}')", [3, 3], "cannot read the result file"),
+        (fails(LACKS), [3, 3], f"{BATCH}{LACKS}, before its first epoch (log: "),
+        (fails(RANK_LACKS), [3, 3], f"{BATCH}{RANK_LACKS}, before"),
+        (fails(RANK_DIED), [3, 3], RANK_DIED),
+        (fails(WORKER_DIED), [3, 4], WORKER_DIED),
+        (fails(WORKER_KILLED), [3, 4], f"{KERNEL}{WORKER_KILLED}"),
+        (KILL, [3, 4], f"{KERNEL}signal 9"),
+        (KILL, [3, 3], "signal 9 (SIGKILL), probably out of memory, before"),
     ],
 )
-def test_a_run_without_a_result_fails_with_the_cause(code, reason, tmp_path):
+def test_a_run_without_a_result_has_a_cause(code, kills, reason, tmp_path, monkeypatch):
+    counts = iter(kills)
+    monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
     write_result(make_result(), tmp_path / "single-1.json")  # of an earlier comparison
-    outcome = run_once(child(code), 1, 42, tmp_path, timeout=60)
-    assert outcome.status == "failed" and reason in outcome.reason and outcome.result is None
-    assert outcome.wall_seconds > 0
+    outcome = run_once(child(f"import os, pathlib, sys; {code}"), 1, 42, tmp_path, timeout=60)
+    assert outcome.status == (OUT_OF_MEMORY if reason.startswith(BATCH) else "failed")
+    assert outcome.reason.startswith(reason) and outcome.result is None and outcome.wall_seconds > 0
 
 
 @pytest.mark.parametrize(

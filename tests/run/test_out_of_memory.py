@@ -1,6 +1,5 @@
 """Running out of memory is recognised, shown with the batch, and no failure of the comparison."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
 from comparison.run import equivalence, session, turns
 from comparison.run.session import run_block
-from comparison.run.turns import run_once
 from comparison.show.remarks import not_measured, notes
 from comparison.show.report import write_csv
 from comparison.show.tables import main_table
@@ -45,45 +43,6 @@ def test_allocator_errors_of_cpus_and_gpus_are_recognised():
         assert is_out_of_memory(error) and str(explained(error)).startswith("out of memory; "), repr(error)
     for words in ("the loss is no number", "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"):
         assert not is_out_of_memory(RuntimeError(words))
-
-
-def python(row, code):
-    return replace(row, command=(sys.executable, "-c", f"import os, sys; {code}"))
-
-
-def ends(line):
-    return f"sys.exit({f'error: {line}'!r})"
-
-
-BATCH = "at a batch of 4,096, 2,048 per device: "
-KERNEL = f"{BATCH}the kernel killed a process for its memory: "
-LACKS = "out of memory; RuntimeError: can't allocate memory; try less"
-RANK_LACKS = "rank 1, epoch 2: out of memory; MemoryError: 1; try less"
-RANK_DIED = "rank 1 exited without an error message; signal 9 (SIGKILL), probably out of memory; try less"
-WORKER_DIED = "a loader worker died; RuntimeError: out of memory; free some"
-WORKER_KILLED = "a loader worker died; it is killed by signal: Killed. ; add"
-KILL = "os.kill(os.getpid(), 9)"
-
-
-@pytest.mark.parametrize(
-    "code, kills, reason",
-    [
-        (ends(LACKS), [3, 3], f"{BATCH}{LACKS}, before its first epoch (log: "),
-        (ends(RANK_LACKS), [3, 3], f"{BATCH}{RANK_LACKS}, before"),
-        (ends(RANK_DIED), [3, 3], RANK_DIED),
-        (ends(WORKER_DIED), [3, 4], WORKER_DIED),
-        (ends(WORKER_KILLED), [3, 4], f"{KERNEL}{WORKER_KILLED}"),
-        (KILL, [3, 4], f"{KERNEL}signal 9"),
-        (KILL, [3, 3], "signal 9"),
-        ("sys.exit(3)", [3, 4], "exit code 3"),  # the kernel killed another process
-    ],
-)
-def test_which_failures_are_a_lack_of_memory(code, kills, reason, tmp_path, monkeypatch):
-    counts = iter(kills)
-    monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
-    outcome = run_once(python(DDP[0], code), 1, 42, tmp_path)
-    assert outcome.status == (OUT_OF_MEMORY if reason.startswith(BATCH) else "failed")
-    assert outcome.reason.startswith(reason)
 
 
 def test_reading_the_kernels_count_of_oom_kills(tmp_path, monkeypatch):
