@@ -133,19 +133,28 @@ def test_a_run_without_a_result_has_a_cause(code, kills, reason, tmp_path, monke
     assert outcome.reason.startswith(reason) and outcome.result is None and outcome.wall_seconds > 0
 
 
+DIVERGED = {"status": "diverged", "reason": "the loss was nan"}
+
+
 @pytest.mark.parametrize(
-    "values, expected",
+    "before, after, values, expected",
     [
-        ({}, ("failed", "exit code 1, after 3 of 3 epochs")),
-        ({"status": "diverged", "reason": "the loss was nan"}, ("diverged", "the loss was nan")),
+        ("pass", "sys.exit(1)", {}, ("failed", "exit code 1, after 3 of 3 epochs")),
+        ("pass", "sys.exit(1)", DIVERGED, ("diverged", "the loss was nan")),
+        ("pass", "pass", {}, ("ok", "")),
+        ("file.with_suffix('.log').unlink()", "pass", {}, ("ok", "")),
+        ("shutil.rmtree(file.parent)", "pass", {}, ("ok", "")),
     ],
 )
-def test_a_run_that_fails_after_writing_its_result_is_not_ok(values, expected, tmp_path):
-    write_result(make_result(**values), tmp_path / "made.json")
-    made, file = str(tmp_path / "made.json"), str(tmp_path / "runs" / "single-1.json")
-    code = f"import shutil, sys; shutil.copy({made!r}, {file!r}); sys.exit(1)"
-    outcome = run_once(child(code), 1, 42, tmp_path / "runs")
-    assert (outcome.status, outcome.reason.partition(" (log")[0], outcome.exit_code) == (*expected, 1)
+def test_a_run_with_a_result_is_ok_unless_it_fails_or_diverges(before, after, values, expected, tmp_path, capsys):
+    write_result(made := make_result(**values), tmp_path / "made.json")
+    file = tmp_path / "runs" / "single-1.json"
+    write = f"file.parent.mkdir(exist_ok=True); shutil.copy({str(tmp_path / 'made.json')!r}, file)"
+    code = f"import pathlib, shutil, sys; file = pathlib.Path({str(file)!r}); {before}; {write}; {after}"
+    outcome = run_once(child(code), 1, 42, file.parent)
+    assert (outcome.status, outcome.reason.partition(" (log")[0]) == expected
+    assert outcome.result == (None if outcome.status == "failed" else made)
+    assert (str(file.with_suffix(".log")) in capsys.readouterr().err) == (before != "pass")
 
 
 # ---- a complete comparison

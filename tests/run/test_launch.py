@@ -11,12 +11,8 @@ import time
 import pytest
 
 from common.errors import SuiteError
-from common.files.results import write_result
 from comparison.run import launch
 from comparison.run.launch import GRACE, end_together, run_child, started
-from comparison.run.turns import run_once
-from tests.fixtures import child
-from tests.reports import make_result
 
 PRINTS = (sys.executable, "-c", "print('said')")
 
@@ -49,20 +45,6 @@ def test_a_log_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "log").mkdir()
     with pytest.raises(SuiteError, match=f"cannot write {tmp_path / 'log'}; "):
         run_child(PRINTS, tmp_path / "log")
-
-
-@pytest.mark.parametrize("gone", ["file.with_suffix('.log').unlink()", "shutil.rmtree(file.parent)", "pass"])
-def test_deleted_files_do_not_lose_the_result(gone, tmp_path, capsys):
-    write_result(make_result(), tmp_path / "made.json")
-    copy = (
-        "import shutil, sys; sys.path.insert(0, '.'); from pathlib import Path; "
-        "from common.files.writing import write_text; "
-        f"file = Path(sys.argv[sys.argv.index('--output') + 1]); {gone}; "
-        f"write_text(Path({str(tmp_path / 'made.json')!r}).read_text(), file)"
-    )
-    outcome = run_once(child(copy), 1, 42, tmp_path / "runs")
-    assert outcome.status == "ok" and outcome.result == make_result()
-    assert (str(tmp_path / "runs" / "single-1.log") in capsys.readouterr().err) == (gone != "pass")
 
 
 # ---- its end
