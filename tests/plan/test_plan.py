@@ -166,6 +166,15 @@ def test_every_pipeline_stage_sees_the_whole_batch():
         ("pipeline-1 pipeline", {"micro_batches": [4, 65]}, {"65": "every micro-batch needs an image"}),
         ("pipeline pipeline-1f1b", {"nproc": [3], "micro_batches": [2, 3]}, {"1f1b-micro_batches=2": "every stage; "}),
         ("ladder", {"num_workers": [1, 2]}, {"ddp-num_workers=1": "must divide", "no-sync-num_workers=1": "must"}),
+        (
+            "single dp fsdp",
+            {"gpus": 2, "compile": True},
+            {
+                "fsdp": "--compile does not go with it: its weights come and go",
+                "dp": "--compile does not go with it: it copies the network",
+            },
+        ),
+        ("single ddp", {"gpus": 2, "cuda_graph": True}, {"ddp": "--cuda-graph does not go with it: it wraps "}),
     ],
 )
 def test_invalid_combinations_are_skipped(typed, values, skipped):
@@ -197,20 +206,6 @@ def test_a_network_with_fewer_blocks_than_stages_is_skipped():
     whole = "lenet cannot be cut: it is not an nn.Sequential of two parts or more"
     assert one == [whole, "", whole, whole]
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
-
-
-@pytest.mark.parametrize(
-    "flag, skipped",
-    [
-        ("compile", {"dp": "it copies the network", "fsdp": "its weights come and go"}),
-        ("cuda_graph", {"ddp": "it wraps "}),
-    ],
-)
-def test_methods_that_do_not_allow_a_flag_are_skipped(flag, skipped):
-    rows = plan(2, methods=[(name, {}) for name in ("single", *skipped)], **{flag: True})
-    assert rows["single"].skip == ""
-    for name, why in skipped.items():
-        assert rows[name].skip.startswith(f"--{flag.replace('_', '-')} does not go with it: {why}")
 
 
 def test_networks_are_cut_by_the_measured_block_times():
