@@ -32,7 +32,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from common.errors import FAILED, OUT_OF_MEMORY, USAGE  # noqa: E402
-from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_int  # noqa: E402
 from comparison.judge.analysis import Analysis, analyse  # noqa: E402
 from comparison.judge.statistics import FASTER, SLOWER  # noqa: E402
 from comparison.outcomes import Outcome  # noqa: E402
@@ -427,8 +427,7 @@ def play(seed: int, directory: Path) -> Play:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", type=positive_int, metavar="N", help="how many (as many as --seconds allows)")
-    parser.add_argument("--seconds", type=positive_float, metavar="S", help="start no schedule after so many seconds")
+    parser.add_argument("--schedules", type=positive_int, metavar="N", help="how many (without end)")
     parser.add_argument("--seed", type=non_negative_int, default=1, metavar="N", help="the first one's (%(default)s)")
     arguments = parser.parse_args()
     gc.freeze()
@@ -437,7 +436,7 @@ def main() -> None:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
         for seed in itertools.islice(itertools.count(arguments.seed), arguments.schedules):
-            if findings == MOST or (arguments.seconds and real_seconds() - start >= arguments.seconds):
+            if findings == MOST:
                 break
             one = play(seed, Path(directory))
             seen.update(["schedules", *one.seen])
