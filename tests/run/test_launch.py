@@ -1,7 +1,6 @@
 """Child processes: their logs and files, and how they are stopped."""
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -74,33 +73,26 @@ def test_children_that_ignore_sigterm_share_the_grace_period(tmp_path, monkeypat
 def test_a_signal_anywhere_in_poll_does_not_prevent_the_end(tmp_path, monkeypatch):
     """subprocess.Popen.poll() leaves a lock behind if a handler raises right after it was acquired."""
     monkeypatch.setattr(launch, "GRACE", 0.0)
-    interrupted = 0
-    while not polled_before(interrupted, tmp_path / "log"):
-        interrupted += 1
-    assert interrupted > 10
-
-
-def polled_before(instruction, log):
-    """Poll a child, but raise KeyboardInterrupt before this instruction. Return whether poll() had ended by then."""
-    instructions = itertools.count()
 
     def interrupt(frame, event, _):
+        nonlocal left
         frame.f_trace_opcodes = True
-        if event == "opcode" and next(instructions) == instruction:
-            raise KeyboardInterrupt
+        left -= event == "opcode"
+        if left < 0:
+            raise KeyboardInterrupt  # which ends the tracing
         return interrupt
 
-    try:
-        with limit_of(10), started(("sleep", "60"), log) as child:
+    interrupted, polled = 0, False
+    while not polled:
+        left = interrupted  # instructions before this one
+        with contextlib.suppress(KeyboardInterrupt), limit_of(10), started(("sleep", "60"), tmp_path / "log") as child:
             sys.settrace(interrupt)
-            try:
-                child.poll()
-            finally:
-                sys.settrace(None)
-            return True
-    except KeyboardInterrupt:
+            child.poll()
+            sys.settrace(None)
+            polled = True
         assert child.poll() is not None
-        return False
+        interrupted += 1
+    assert interrupted > 10
 
 
 @contextlib.contextmanager
