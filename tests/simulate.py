@@ -32,7 +32,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))
 
 from common.errors import FAILED, OUT_OF_MEMORY, USAGE  # noqa: E402
-from common.settings.arguments import non_negative_int, positive_float, positive_int  # noqa: E402
+from common.settings.arguments import non_negative_int, positive_int  # noqa: E402
 from comparison.judge.analysis import Analysis, analyse  # noqa: E402
 from comparison.judge.statistics import FASTER, SLOWER  # noqa: E402
 from comparison.outcomes import Outcome  # noqa: E402
@@ -146,19 +146,12 @@ def draw_harmless(dice: random.Random) -> Iterator[Event]:
 # ---- play a schedule
 
 
-class Findings(list[str]):
-    """What is wrong, in words."""
-
-    def unless(self, fine: bool, what: object) -> None:
-        if not fine:
-            self.append(str(what))
-
-
 class Play:
     """A schedule on its machine. found: what is wrong; shown: what the sessions printed."""
 
     def __init__(self, schedule: Schedule, place: Path):
-        self.schedule, self.place, self.found = schedule, place, Findings()
+        self.schedule, self.place = schedule, place
+        self.found: list[str] = []
         self.out, self.file = place / "out", place / "out" / "results.json"
         (place / "tmp").mkdir(parents=True)
         self.machine = Machine(place, schedule.cores, schedule.loads, schedule.fate, schedule.free)
@@ -182,7 +175,7 @@ class Play:
             ended = self.machine.session([*words, *(["--resume"] if resumes else [])], events)
             self.shown.append(ended)
             self.seen += [f"exit code {ended[0]}", *(what for _, what in self.machine.happened)]
-            self.found.unless(not (probed and "probe" in self.machine.asked), "the machine was probed again")
+            self.unless(not (probed and "probe" in self.machine.asked), "the machine was probed again")
             report = read_results(self.file) if self.file.exists() else None
             if not resumes:
                 self._check_earlier(*earlier)
@@ -192,10 +185,15 @@ class Play:
                 check_order(self, report)
             before, self.torn = self.torn, {*self.place.glob("tmp/*"), *self.place.rglob("*.part")}
             left = self.torn - (before if self.happened(*EARLY) else set())
-            self.found.unless(not left or self.happened(*SIGNALS), f"files are left: {left}")
+            self.unless(not left or self.happened(*SIGNALS), f"files are left: {left}")
             if number == len(self.schedule.sessions) - 1:
-                check_complete(self, report, *ended)
+                check_complete(self, report, *ended[:2])
         self.found += self.machine.trouble
+
+    def unless(self, fine: bool, what: object) -> None:
+        """Note what is wrong, unless it is fine."""
+        if not fine:
+            self.found.append(str(what))
 
     def happened(self, *whats: str) -> bool:
         """Return whether any of these events happened in the last session."""
@@ -216,7 +214,7 @@ class Play:
             self.kept, self.first = kept, first
         elif kept and not self.happened("deleted"):
             kept = [file.read_bytes() for file in self.place.glob("*/earlier-*/results.json")]
-            self.found.unless(content in kept, "earlier runs are lost")
+            self.unless(content in kept, "earlier runs are lost")
 
     def _before_turn(self):
         """Every run that has ended is on disk before another goes on, or runs again alone; no process of it is left."""
@@ -224,15 +222,15 @@ class Play:
             return
         ended = [training for training in self.trainings(self.session) if training.process.ended]
         if not self.file.exists():  # until the next run has ended
-            self.found.unless(self.happened("moved", "deleted", "taken"), "results.json has vanished")
+            self.unless(self.happened("moved", "deleted", "taken"), "results.json has vanished")
             return
         outcomes = json.loads(self.file.read_bytes())["outcomes"] if ended else ()
         on_disk = {(run["configuration"], run["block"]) for run in outcomes}
         for training in ended:
             left = [each for each in self.machine.alive() if each.environment is training.process.environment]
-            self.found.unless(not left, f"{training} left {len(left)} processes")
+            self.unless(not left, f"{training} left {len(left)} processes")
             again = OUT_OF_MEMORY in self.statuses_of(training)
-            self.found.unless(again or (training.row, training.block) in on_disk, f"not on disk: {training}")
+            self.unless(again or (training.row, training.block) in on_disk, f"not on disk: {training}")
 
 
 def check_end(play: Play, report: Report | None, code: int, text: str, err: str) -> None:
@@ -241,25 +239,25 @@ def check_end(play: Play, report: Report | None, code: int, text: str, err: str)
     fatal, taken = play.happened("disk full", "helper killed"), play.happened("taken")
     complete = bool(report and not report.left) or not (sent or fatal)  # a signal may come too late
     allowed = {*sent, *([FAILED] if fatal else ()), *([USAGE] if taken else ()), *((0, FAILED) if complete else ())}
-    play.found.unless(code in allowed, f"exit code {code}, not {allowed}")
+    play.unless(code in allowed, f"exit code {code}, not {allowed}")
     lines = [line for line in err.splitlines() if not line.startswith(("warning: ", "Interrupted"))]
-    play.found.unless(
+    play.unless(
         not lines
         or (len(lines) == 1 and lines[0].startswith("error: ") and "unexpected" not in lines[0] and (fatal or taken)),
         f"on stderr: {err}",
     )
     if len(play.machine.happened) == 1 and sent and report and report.left and play.trainings(play.session):
-        play.found.unless("with --resume to continue" in err, f"no advice: {err}")
-        play.found.unless(not report.outcomes or "INCOMPLETE: interrupted after" in text, f"not shown: {text}")
-        play.found.unless(report.outcomes or "there is nothing to show" in err, f"nothing to show: {err}")
+        play.unless("with --resume to continue" in err, f"no advice: {err}")
+        play.unless(not report.outcomes or "INCOMPLETE: interrupted after" in text, f"not shown: {text}")
+        play.unless(report.outcomes or "there is nothing to show" in err, f"nothing to show: {err}")
 
 
 def check_runs(play: Play, report: Report) -> None:
     """No finished block is lost, changed or counted twice, and each run has the outcome that the machine knows."""
     runs = {(run.block, run.configuration): run for run in report.outcomes}
-    play.found.unless(len(runs) == len(report.outcomes), "a run is counted twice")
+    play.unless(len(runs) == len(report.outcomes), "a run is counted twice")
     for key, run in play.kept.items():
-        play.found.unless(runs.get(key) == run, f"lost or changed: {key}")
+        play.unless(runs.get(key) == run, f"lost or changed: {key}")
     finished = {key: run for key, run in runs.items() if run.status in KEPT}
     begun = {block for block, name in report.order if (block, name) not in finished}  # --resume repeats these blocks
     play.kept = {key: run for key, run in finished.items() if key[0] not in begun or run.status == OUT_OF_MEMORY}
@@ -279,15 +277,15 @@ def check_outcome(play: Play, run: Outcome, training: Training) -> None:
         expected |= {"failed"}  # without the log, whose last line has the cause
     if own > limit - 1 - 2 * paused:
         expected = {"timed out"} if own > limit + 2 * LOOK_EVERY else {"timed out", *expected}
-    play.found.unless(run.status in expected, f"{run.status}, not {expected}: {training}")
+    play.unless(run.status in expected, f"{run.status}, not {expected}: {training}")
     if run.status == "timed out":
         fine = limit <= run.wall_seconds <= limit + 2 * LOOK_EVERY + GRACE + 2 * paused
-        play.found.unless(fine, f"stopped after {run.wall_seconds} s: {training}")
+        play.unless(fine, f"stopped after {run.wall_seconds} s: {training}")
     if run.status == "ok":
         times = [epoch.train_seconds / (epoch.steps if training.is_script else 1) for epoch in run.result.epochs]
         true = (1 + SLICES) * [fate.step_seconds] if training.is_script else fate.seconds
         fine = len(times) == len(true) and all(map(math.isclose, times, true))
-        play.found.unless(fine, f"times {times}: {training}")
+        play.unless(fine, f"times {times}: {training}")
         check_foreign(play, run, training)
 
 
@@ -302,7 +300,7 @@ def check_foreign(play: Play, run: Outcome, training: Training) -> None:
         ("used", run.foreign_cores, used + stolen, (late + paused) * cores * len(loads) + paused * cores),
     ):
         fine = least - 1e-6 <= seen * run.wall_seconds <= least + most + 1e-6
-        play.found.unless(fine, f"others {what} {seen * run.wall_seconds} CPU seconds, not {least}: {training}")
+        play.unless(fine, f"others {what} {seen * run.wall_seconds} CPU seconds, not {least}: {training}")
 
 
 def check_order(play: Play, report: Report) -> None:
@@ -312,17 +310,17 @@ def check_order(play: Play, report: Report) -> None:
     for block, names in blocks.items():
         shuffle, own = random.Random(report.settings["seed"]), [name for name in able if name in names]
         orders = [shuffle.sample(own, len(own)) for _ in range(block)]
-        play.found.unless(names == orders[-1], f"block {block}: {names}")
-        play.found.unless(block > report.wanted_blocks or len(names) == len(able), f"block {block} lacks rows")
+        play.unless(names == orders[-1], f"block {block}: {names}")
+        play.unless(block > report.wanted_blocks or len(names) == len(able), f"block {block} lacks rows")
     here, last = play.trainings(play.session), 0
     for block in dict.fromkeys(training.block for training in here):
         first = {training.row: training for training in reversed(here) if training.block == block}
         started = list(dict.fromkeys(training.row for training in here if training.block == block))
-        play.found.unless(started == [name for name in blocks[block] if name in started], f"started: {started}")
-        play.found.unless(block > last, "blocks overlap")
+        play.unless(started == [name for name in blocks[block] if name in started], f"started: {started}")
+        play.unless(block > last, "blocks overlap")
         seed, last = report.settings["seed"] + block - 1, block
         seeds = {training.seed for training in first.values()}
-        play.found.unless(seeds <= {seed, None}, f"not seed {seed} in block {block}")
+        play.unless(seeds <= {seed, None}, f"not seed {seed} in block {block}")
         if report.in_turns and (not play.happened(*SIGNALS, "disk full", "taken") or block < here[-1].block):
             check_turns(play, [first[name] for name in started], seed)
 
@@ -335,10 +333,10 @@ def check_turns(play: Play, started: list[Training], seed: int) -> None:
         started = shuffle.sample(waiting, len(waiting))
         left.subtract(training.row for training in started)
         rounds += started
-    play.found.unless(taken == rounds, f"turns: {[training.row for training in taken]}")
+    play.unless(taken == rounds, f"turns: {[training.row for training in taken]}")
 
 
-def check_complete(play: Play, report: Report | None, code: int, text: str, _err: str) -> None:
+def check_complete(play: Play, report: Report | None, code: int, text: str) -> None:
     """The last session completes the comparison, and claims nothing that was disturbed."""
     if not report or report.left:
         play.found.append(f"incomplete: {report and report.left}")
@@ -348,14 +346,14 @@ def check_complete(play: Play, report: Report | None, code: int, text: str, _err
     play.seen += ["a script" for row in report.plan if row.is_script]
     play.seen += ["skipped" for row in report.plan if row.skip] + ["set aside" for _ in report.set_aside]
     failed = bool(statuses - {*KEPT}) or statuses == {OUT_OF_MEMORY}
-    play.found.unless(code == (FAILED if failed else 0), f"exit code {code} although {statuses}")
-    play.found.unless("INCOMPLETE" not in text, "called incomplete")
+    play.unless(code == (FAILED if failed else 0), f"exit code {code} although {statuses}")
+    play.unless("INCOMPLETE" not in text, "called incomplete")
     tried, here = (Counter((run.block, run.row) for run in play.trainings(since)) for since in (None, play.session))
     for run in report.outcomes:
         key = (run.block, run.configuration)
-        play.found.unless(run.status in KEPT or here[key], f"not run again: {key}")
+        play.unless(run.status in KEPT or here[key], f"not run again: {key}")
         alone = run.status != OUT_OF_MEMORY or not report.in_turns or tried[key] > 1
-        play.found.unless(alone, f"not run alone: {key}")
+        play.unless(alone, f"not run alone: {key}")
     check_number_of_blocks(play, report)
     check_claims(play, report, text)
 
@@ -363,11 +361,11 @@ def check_complete(play: Play, report: Report | None, code: int, text: str, _err
 def check_number_of_blocks(play: Play, report: Report) -> None:
     """Enough blocks ran, no more than two in place of disturbed ones, and no other beyond the budget."""
     blocks, wanted, budget = report.whole_blocks, report.wanted_blocks, report.settings["budget"]
-    play.found.unless(len(blocks) >= wanted, f"only {blocks}")
+    play.unless(len(blocks) >= wanted, f"only {blocks}")
     calm = [block for block in blocks if block not in report.disturbed_blocks]
-    play.found.unless(len(calm) >= wanted or len(blocks) >= wanted + 2, f"disturbed and not repeated: {blocks}")
+    play.unless(len(calm) >= wanted or len(blocks) >= wanted + 2, f"disturbed and not repeated: {blocks}")
     if not report.settings["margin"] and budget is None:
-        play.found.unless(len(blocks) <= wanted + 2, f"too many: {blocks}")
+        play.unless(len(blocks) <= wanted + 2, f"too many: {blocks}")
     for block in blocks[wanted:] if budget and not play.schedule.trouble else ():
         earlier = [run for run in report.outcomes if run.block < block]
         calm = [each for each in range(1, block) if each not in report.disturbed_blocks]
@@ -377,7 +375,7 @@ def check_number_of_blocks(play: Play, report: Report) -> None:
         }
         needed = sum(least[name] for number, name in report.order if number == block)
         used = sum(run.wall_seconds for run in earlier)
-        play.found.unless(replaces or used + 0.5 * needed <= budget, f"block {block} began after {used} of {budget} s")
+        play.unless(replaces or used + 0.5 * needed <= budget, f"block {block} began after {used} of {budget} s")
 
 
 def check_claims(play: Play, report: Report, text: str) -> None:
@@ -388,16 +386,16 @@ def check_claims(play: Play, report: Report, text: str) -> None:
         if run.status == "ok" and foreign > 0.1 * cores:
             disturbed.setdefault(run.block, set()).add(run.configuration)
     found = {*report.disturbed_blocks}
-    play.found.unless({*disturbed} <= found, f"disturbed: {disturbed}, and not only {found}")
-    play.found.unless(play.schedule.loads or play.machine.paused or not found, f"not disturbed: {found}")
+    play.unless({*disturbed} <= found, f"disturbed: {disturbed}, and not only {found}")
+    play.unless(play.schedule.loads or play.machine.paused or not found, f"not disturbed: {found}")
     analysis = analyse(report)
     names = {name for block, names in disturbed.items() if block not in report.set_aside for name in names}
     for entry in analysis.rows:
         involved = {entry.name, *([entry.standing.baseline.configuration.name] if entry.standing.baseline else ())}
         claimed = {FASTER, SLOWER} & {*entry.result.split("; ")}
-        play.found.unless(not (claimed and involved & names), f"claimed: {entry.name} {entry.result}, {names}")
+        play.unless(not (claimed and involved & names), f"claimed: {entry.name} {entry.result}, {names}")
     timed = names - {"dp"}  # which is simulated
-    play.found.unless(not timed or "Recommendation: use" not in text, f"recommended although disturbed: {timed}")
+    play.unless(not timed or "Recommendation: use" not in text, f"recommended although disturbed: {timed}")
     if report.set_aside:
         slower = [
             replace(run, wall_seconds=9 * run.wall_seconds, result=each_epoch(run.result, train_seconds=9.0))
@@ -406,7 +404,7 @@ def check_claims(play: Play, report: Report, text: str) -> None:
             for run in report.outcomes
         ]
         changed = analyse(replace(report, outcomes=tuple(slower)))
-        play.found.unless(claims(changed) == claims(analysis), "a block that was set aside counts")
+        play.unless(claims(changed) == claims(analysis), "a block that was set aside counts")
 
 
 def claims(analysis: Analysis) -> list:
@@ -429,8 +427,7 @@ def play(seed: int, directory: Path) -> Play:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--schedules", type=positive_int, metavar="N", help="how many (as many as --seconds allows)")
-    parser.add_argument("--seconds", type=positive_float, metavar="S", help="start no schedule after so many seconds")
+    parser.add_argument("--schedules", type=positive_int, metavar="N", help="how many (without end)")
     parser.add_argument("--seed", type=non_negative_int, default=1, metavar="N", help="the first one's (%(default)s)")
     arguments = parser.parse_args()
     gc.freeze()
@@ -439,7 +436,7 @@ def main() -> None:
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as directory:
         for seed in itertools.islice(itertools.count(arguments.seed), arguments.schedules):
-            if findings == MOST or (arguments.seconds and real_seconds() - start >= arguments.seconds):
+            if findings == MOST:
                 break
             one = play(seed, Path(directory))
             seen.update(["schedules", *one.seen])

@@ -1,6 +1,7 @@
 """The flags of compare_parallel.py, one record each, and contradictions between them."""
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,7 +12,7 @@ from common.settings.arguments import OneLineParser, bounded_float, one_of, pati
 from common.settings.config import FLAGS as TRAINING
 from common.settings.config import add_training_flags, default_model, flags_with, option, parse_with_recipe
 from common.settings.contradictions import check_image_size, check_milestones
-from comparison.cluster import ALONE, Cluster
+from comparison.cluster import Cluster
 from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
 from comparison.plan.plan import type_flags
 from comparison.plan.scripts import parse_script
@@ -106,15 +107,10 @@ def _baseline(text):
 
 
 def _cluster(text):
-    try:
-        cluster = Cluster.parse(text)
-    except ValueError:
-        cluster = ALONE
-    if cluster.total < 2:
-        raise argparse.ArgumentTypeError(
-            "needs a number of devices such as 8, or machines and their devices, as in 4x8"
-        )
-    return str(cluster)
+    with contextlib.suppress(ValueError):
+        if (cluster := Cluster.parse(text)).total > 1:
+            return str(cluster)
+    raise argparse.ArgumentTypeError("needs a number of devices such as 8, or machines and their devices, as in 4x8")
 
 
 # Parsers and placeholders in the help

@@ -134,16 +134,9 @@ class CardWatch:
         if any(seen & self._own for seen in programs):
             foreign = statistics.mean(bool(seen - self._own) for seen in programs)
         joules, watts = _energy(samples, windows)
-        return CardUse(
-            device,
-            busy=mean("busy"),
-            memory_bytes=self._memory.get(uuid) or None,
-            watts=watts,
-            joules=joules,
-            megahertz=mean("megahertz"),
-            held_down=mean("held_down"),
-            foreign=foreign,
-        )
+        means = {name: mean(name) for name in ("busy", "megahertz", "held_down")}
+        memory = self._memory.get(uuid) or None
+        return CardUse(device, memory_bytes=memory, watts=watts, joules=joules, foreign=foreign, **means)
 
 
 def _energy(samples, windows):

@@ -14,11 +14,11 @@ from typing import Any
 
 import psutil
 
-from common.errors import OUT_OF_MEMORY
+from common.errors import NO_MEMORY, OUT_OF_MEMORY
 from common.files.checksums import CODE, file_checksum
 from common.files.results import Environment
 from common.machine.lifetime import temporary_directory
-from common.machine.turns import Gate
+from common.machine.turns import OBSERVE, Gate
 from common.words import count
 from comparison.methods import PROJECT, SCRIPT
 from comparison.outcomes import Outcome
@@ -29,7 +29,6 @@ from comparison.run.observed import Start, read_start, result_of, step_seconds, 
 from comparison.run.turns import Run, own_seconds
 
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that every Python process imports its sitecustomize
-OBSERVE = "PARALLEL_TRAINING_OBSERVE"  # environment variable: see common/observer
 LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may never make a step
 # Timed slices of a run: the square root of (cost of a launch ÷ that of a slice) x (variance between slices ÷ that
 # between launches), by T. Kalibera and R. Jones, "Rigorous benchmarking in reasonable time", 2013. In
@@ -191,6 +190,6 @@ class ScriptRun(Run):
         errors = [error for error in errors if not error.startswith("torch.distributed.elastic")]  # by torchrun
         if status != "failed" or not errors:
             return status, why
-        if re.search("OutOfMemoryError|MemoryError|can't allocate memory", errors[-1]):
+        if re.search(f"MemoryError|{NO_MEMORY}", errors[-1]):
             return OUT_OF_MEMORY, errors[-1]
         return status, errors[-1]

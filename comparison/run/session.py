@@ -111,7 +111,6 @@ def run_comparison(report: Report, shared_flags: list[str], output: Output) -> R
     if not report.left:
         report = with_next_block(report, *spent(report))  # it was interrupted before this was decided
     _announce(report)
-    remove_torn([output.directory / "results.json"])
     remove_torn([output.runs / f"{file_name(name)}-{block}.json" for block, name in report.order])
     output.write(report)
     if report.left:

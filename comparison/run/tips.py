@@ -32,18 +32,6 @@ WARM_UP, SLICE = 2, 0.4  # untimed steps, and seconds of a slice
 WHOLE = "--epochs 100000 --max-steps 1000000 --no-curves --quiet".split()  # stopped when all slices are measured
 
 
-class Clock:
-    """Counts down from a number of seconds."""
-
-    def __init__(self, seconds: float):
-        self.seconds, self._end = seconds, time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """The seconds left; negative once they are over."""
-        return self._end - time.monotonic()
-
-
 def run_tips(analysis: Analysis, directory: Path) -> Report | None:
     """Compare the recommended row with itself plus options. Write the comparison to `directory` after every block.
 
@@ -54,7 +42,7 @@ def run_tips(analysis: Analysis, directory: Path) -> Report | None:
     if not row:
         return None
     seconds = min(LONGEST, SHARE * sum(outcome.wall_seconds for outcome in report.outcomes))
-    clock, tried = Clock(seconds), _plan(report, row)
+    end, tried = time.monotonic() + seconds, _plan(report, row)
     launches = int(seconds / 2 / _seconds_of_launch(row))
     if launches < 2 or not tried.plan[1:]:
         return None
@@ -64,9 +52,9 @@ def run_tips(analysis: Analysis, directory: Path) -> Report | None:
     with temporary_directory() as compiled:
         rows = [*tried.plan[:launches]]
         while rows:
-            tried = run_block(tried, rows, directory, clock, compiled)
-            rows = _next_rows(tried, clock)
-    return _trained(tried, row, directory, clock)
+            tried = run_block(tried, rows, directory, MOST_OF_A_LAUNCH * seconds, compiled)
+            rows = _next_rows(tried, end)
+    return _trained(tried, row, directory, end)
 
 
 def _row_to_use(analysis: Analysis) -> Row | None:
@@ -94,9 +82,9 @@ def _plan(report: Report, row: Row) -> Report:
     return Report(report.command, settings, report.environment, report.probe, (plain, *options), ())
 
 
-def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, clock: Clock, compiled: str) -> Report:
+def run_block(tried: Report, rows: Sequence[Configuration], directory: Path, timeout: float, compiled: str) -> Report:
     """Launch rows once, as another block. compiled: a directory for the cache of torch.compile."""
-    block, timeout = 1 + len(tried.whole_blocks), MOST_OF_A_LAUNCH * clock.seconds
+    block = 1 + len(tried.whole_blocks)
     before, after = ("env", f"TORCHINDUCTOR_CACHE_DIR={compiled}"), (*WHOLE, "--figure-dir", compiled)
     slices = Slices(WARM_UP, SLICE, known_steps(tried.outcomes))
     runs: list[Run] = [
@@ -119,7 +107,7 @@ def _outcomes(runs: list[Run], probe: Probe | None, seed: int) -> Iterator[Outco
     return take_turns(runs, seed)
 
 
-def _next_rows(tried: Report, clock: Clock) -> list[Configuration]:
+def _next_rows(tried: Report, end: float) -> list[Configuration]:
     """Return the rows of the next block: the plain row, all helpful options together, then each, the best first.
 
     Rows that do not fit into the time left are dropped from the end. Return none if every option is decided.
@@ -133,18 +121,18 @@ def _next_rows(tried: Report, clock: Clock) -> list[Configuration]:
     names = tuple(name for name in OPTIONS if name in fastest)  # the same row in every block
     together = [with_options(plain, names, tried.environment["cores"])] if len(names) > 1 else []
     launch = statistics.fmean(run.wall_seconds for run in tried.outcomes if run.status == "ok")
-    fits = int(max(0.0, clock.left) / launch)
+    fits = int(max(0.0, end - time.monotonic()) / launch)
     rows = [plain, *together, *(tip.row.configuration for tip in single)][:fits]
     return rows if len(rows) > 1 else []
 
 
-def _trained(tried: Report, row: Row, directory: Path, clock: Clock) -> Report:
+def _trained(tried: Report, row: Row, directory: Path, end: float) -> Report:
     """Add a complete training with the best options, if they may change the accuracy and there is time for it."""
-    best = best_tip(find_tips(tried))
+    best, left = best_tip(find_tips(tried)), end - time.monotonic()
     seconds = statistics.fmean(outcome.wall_seconds for outcome in row.outcomes)
-    if best and effect_of(best.options) == UNKNOWN and clock.left > seconds:
+    if best and effect_of(best.options) == UNKNOWN and left > seconds:
         whole = with_options(tried.plan[0], best.options, tried.environment["cores"], TRAINED)
-        outcome = run_once(whole, 1, tried.settings["seed"], directory, clock.left)
+        outcome = run_once(whole, 1, tried.settings["seed"], directory, left)
         tried = _with_outcome(replace(tried, plan=(*tried.plan, whole)), outcome)
         write_results(tried, directory)
     return tried

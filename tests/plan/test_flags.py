@@ -91,20 +91,17 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--methods dpp"): "did you mean",
     (0, "--methods ddp:wrokers=4"): "unknown name 'wrokers'",
     (0, "--methods ddp:num-workers=-1"): "from 0 to",
-    (0, "--methods ddp:num-workers"): "found ''",
     **{
         (0, f"--project {text}"): "argument --project: needs a number of devices such as 8"
         for text in ("1", "1x1", "x")
     },
     (0, "--baseline singel"): "did you mean single?",
     (0, "--baseline ddp-no-sync"): "argument --baseline: ddp-no-sync trains nothing that could be a baseline",
-    (0, "--repeats 0"): "from 1 to",
     (0, "--repeats 3 --budget 5m"): "--repeats and --budget exclude each other",
     (0, "--repeats 3 --margin 5"): "--repeats and --margin exclude each other",
     (0, "--budget soon"): "needs a time above 0, e.g. 90s, 20m or 2h, found 'soon'",
     (0, "--equal-within 0%"): "percent above 0 and below 100",
     (0, "--from results.json --project 2"): "--from shows what was measured; leave out --project",
-    (0, "--from x.json --budget 9m"): "leave out --budget",
     (0, "--from x.json --equal-within 3"): "leave out --equal-within",  # the default: that of the file may differ
     (
         0,
@@ -124,7 +121,6 @@ REFUSED = {  # (GPUs, flags) → error
     (0, "--methods single --predict ddp=2"): "--predict ddp=2 matches no row",
     (0, "--methods ddp --predict ddp=2"): "--predict ddp=2 matches no row",
     (0, "--methods single --predict single=2"): "--predict single=2 matches no row",
-    (0, "--baseline mp"): "--baseline mp matches no row",
     (0, "--methods single --nproc 1 2"): "--nproc changes no row of this comparison; the rows are single, the base",
     (0, "--methods single ddp --micro-batches 1 2"): "--micro-batches changes no row",
     (0, "--methods single fsdp --bucket-mb 1"): "--bucket-mb changes no row",
@@ -147,7 +143,6 @@ REFUSED = {  # (GPUs, flags) → error
     (2, "--project 4 --nodes 1 2 --dry-run"): "starts from one machine; found --nodes",
     (0, "--script 'python a.py' --lr 0.1"): "--lr does not apply to a --script; leave it out",
     (0, "--script 'python a.py' --epochs 10"): "--epochs does not apply to a --script; leave it out",  # its default
-    (0, "--script 'python a.py' --prove"): "--prove does not apply to a --script",
     (0, "--script 'python a.py' --methods single --target-accuracy 0.9"): "--target-accuracy does not apply to a",
     (0, "--script ''"): 'needs a command, e.g. "python train.py"',
     (0, "--steps 5"): "--steps needs a --script; give one",

@@ -12,7 +12,7 @@ from common.settings.config import MODELS
 from comparison.judge.fairness import refuse_unequal
 from comparison.methods import METHODS, Machine, ladder
 from comparison.plan.flags import parse_method
-from comparison.plan.plan import make_order, make_plan, with_measured_cut
+from comparison.plan.plan import make_plan, with_measured_cut
 from comparison.plan.scripts import parse_script, script_rows, variants_of
 from comparison.rows import Row, baseline_of
 from tests.fixtures import ALL, flag, plan, plan_arguments
@@ -127,9 +127,11 @@ def test_a_sweep_has_a_row_for_each_value_that_a_method_uses():
 
 def test_no_two_rows_have_one_name():
     swept = {"nproc": [1, 2], "num_workers": [0, 2], "model": list(MODELS[:2])}
-    rows = plan(**swept, micro_batches=[2, 8], bucket_mb=[1.0, 25.0], methods=ALL).values()
-    names = [Row(row, ()).label for row in rows]
-    assert len(names) > 40 and not [name for name in names if names.count(name) > 1]
+    many = plan(**swept, micro_batches=[2, 8], bucket_mb=[1.0, 25.0], methods=ALL)
+    assert len(many) > 40
+    for rows in (many, rows_of("ddp", bucket_mb=[0.5, 25.0]), *(rows_of("ladder", nproc=n) for n in ([1], [1, 2]))):
+        names = [Row(row, ()).label for row in rows.values()]
+        assert not [name for name in names if names.count(name) > 1]
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,15 @@ def test_every_pipeline_stage_sees_the_whole_batch():
         ("pipeline-1 pipeline", {"micro_batches": [4, 65]}, {"65": "every micro-batch needs an image"}),
         ("pipeline pipeline-1f1b", {"nproc": [3], "micro_batches": [2, 3]}, {"1f1b-micro_batches=2": "every stage; "}),
         ("ladder", {"num_workers": [1, 2]}, {"ddp-num_workers=1": "must divide", "no-sync-num_workers=1": "must"}),
+        (
+            "single dp fsdp",
+            {"gpus": 2, "compile": True},
+            {
+                "fsdp": "--compile does not go with it: its weights come and go",
+                "dp": "--compile does not go with it: it copies the network",
+            },
+        ),
+        ("single ddp", {"gpus": 2, "cuda_graph": True}, {"ddp": "--cuda-graph does not go with it: it wraps "}),
     ],
 )
 def test_invalid_combinations_are_skipped(typed, values, skipped):
@@ -195,20 +206,6 @@ def test_a_network_with_fewer_blocks_than_stages_is_skipped():
     whole = "lenet cannot be cut: it is not an nn.Sequential of two parts or more"
     assert one == [whole, "", whole, whole]
     assert two == ["", "", "", "lenet has 2 blocks, too few for 3 stages"] and not any(three)
-
-
-@pytest.mark.parametrize(
-    "flag, skipped",
-    [
-        ("compile", {"dp": "it copies the network", "fsdp": "its weights come and go"}),
-        ("cuda_graph", {"ddp": "it wraps "}),
-    ],
-)
-def test_methods_that_do_not_allow_a_flag_are_skipped(flag, skipped):
-    rows = plan(2, methods=[(name, {}) for name in ("single", *skipped)], **{flag: True})
-    assert rows["single"].skip == ""
-    for name, why in skipped.items():
-        assert rows[name].skip.startswith(f"--{flag.replace('_', '-')} does not go with it: {why}")
 
 
 def test_networks_are_cut_by_the_measured_block_times():
@@ -261,21 +258,11 @@ def test_unequal_settings_are_refused_with_both_values():
     refuse(plan(methods=ALL, num_workers=[0, 2]))
 
 
-def test_row_names_and_shuffled_order():
-    rows = rows_of("single", model=["/home/ada/net.py:build", "lenet"])
-    assert list(rows) == ["single-model=net.py:build", "single-model=lenet"]
-    names = list("abcdef")
-    order = make_order(names, 3, seed=1)
-    blocks = [[name for block, name in order if block == number] for number in (1, 2, 3)]
-    assert all(sorted(block) == names for block in blocks) and len({*map(tuple, blocks)}) == 3
-    assert [block for block, _ in order] == [1] * 6 + [2] * 6 + [3] * 6
-    assert make_order(names, 3, seed=1) == order != make_order(names, 3, seed=2)
-
-
-@pytest.mark.parametrize("gpus, device", [(0, "cpu"), (2, "gpu")])
-def test_a_script_is_taken_to_use_the_gpus_of_the_machine(gpus, device):
-    (row,) = script_rows([parse_script("python train.py")], Machine(gpus, 2))
-    assert row.planned.device == device
+def test_the_name_of_a_row_contains_no_directory():
+    assert [*rows_of("single", model=["/home/ada/net.py:build", "lenet"])] == [
+        "single-model=net.py:build",
+        "single-model=lenet",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -289,8 +276,9 @@ def test_a_script_is_taken_to_use_the_gpus_of_the_machine(gpus, device):
 )
 def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda word: word)  # torchrun may be elsewhere
-    (row,) = script_rows([parse_script(typed)], Machine(gpus=0, cores=2))
-    assert (row.label, list(row.command)) == (name, command)
+    for gpus, device in ((0, "cpu"), (2, "gpu")):  # it is taken to use the GPUs of the machine
+        (row,) = script_rows([parse_script(typed)], Machine(gpus, cores=2))
+        assert (row.label, list(row.command), row.planned.device) == (name, command, device)
 
 
 def test_variants_of_a_single_script():
@@ -323,9 +311,3 @@ def test_variants_of_a_single_script():
     for launched in ("torchrun a.py", "python -m torch.distributed.run a.py", "env X=1 accelerate launch a.py"):
         row = replace(usual, command=tuple(launched.split()))
         assert variants_of(row, Machine(gpus=0, cores=2), None)[-1].skip == "the script has ranks of its own"
-
-
-def test_every_row_has_a_label_of_its_own():
-    for rows in (rows_of("ddp", bucket_mb=[0.5, 25.0]), rows_of("ladder", nproc=[1, 2]), rows_of("ladder", nproc=[1])):
-        labels = [Row(row, ()).label for row in rows.values()]
-        assert len({*labels}) == len(labels), labels

@@ -89,37 +89,24 @@ def watched():
     return use
 
 
-def test_measurements_cover_the_timed_epochs_only(nvml):
-    watch, start = CardWatch(), time.monotonic()
-    with watch.watching():
-        time.sleep(0.5)
-    time.sleep(0.2)  # another row's turn
-    with watch.watching():
-        time.sleep(0.5)
-    result = on_gpus((start - 9, 9.0), (start + 0.1, 0.3), (start + 0.8, 0.3), uuids=("GPU-c", "GPU-a"))
-    first, second = watch.uses(result)
-    watts = pytest.approx(300, rel=1e-2)
-    assert first == CardUse("cuda:0", 0.75, None, watts, pytest.approx(300 * 0.3, rel=1e-2), 1001, 0, None)
-    assert (second.device, second.watts) == ("cuda:1", pytest.approx(100, rel=1e-2))  # PyTorch's numbers are not NVML's
-    old = each_epoch(replace(result, gpu_uuids=UUIDS[:1]), start=None)
-    for unseen in (on_gpus((start, 1.0), (start + 50, 1.0)), old):  # no samples, or no start of an epoch
-        assert watch.uses(unseen) == (CardUse("cuda:0"),)
-    assert watch.uses(make_result()) == ()
-
-
-def test_energy_needs_epochs_longer_than_the_counters_interval(nvml, monkeypatch):
-    watch, start = CardWatch(), time.monotonic()
-    watch._samples["GPU-a"] = [
-        {**dict.fromkeys(cards.QUESTIONS, None), "programs": frozenset(), "seconds": start + at, "joules": joules}
-        for at, joules in ((0, 0.0), (4, 400.0), (6, 400.0), (10, 2800.0))  # 100 W, then another row's turn, then 600 W
-    ]
+def test_uses_are_those_of_the_timed_epochs(nvml, monkeypatch):
+    """A card takes 100 W for four seconds, waits for another row's turn, and then takes 600 W for four seconds."""
     monkeypatch.setattr(cards, "SHORTEST", 2.0)
-    for epochs, joules, watts in (
-        (((1, 2.0), (7, 3.0)), (200 + 1800) / 2, 2000 / 5),
-        (((1, 2.0), (7, 1.9)), None, None),
+    watch, nothing = CardWatch(), {**dict.fromkeys(cards.QUESTIONS), "programs": frozenset()}
+    watch._samples["GPU-c"] = [
+        {**nothing, "seconds": at, "joules": joules, "busy": at / 10}
+        for at, joules in ((0.0, 0.0), (2.0, 200.0), (4.0, 400.0), (6.0, 400.0), (8.0, 1600.0), (10.0, 2800.0))
+    ]
+    for epochs, busy, joules, watts in (
+        (((1, 2.0), (7, 3.0)), (0.2 + 0.8 + 1.0) / 3, (200 + 1800) / 2, 2000 / 5),
+        (((1, 2.0), (7, 1.9)), (0.2 + 0.8) / 2, None, None),  # shorter than the counter's interval allows
+        (((1, 2.0), (7, 3.1)), (0.2 + 0.8 + 1.0) / 3, None, None),  # not fully sampled
     ):
-        (use,) = watch.uses(on_gpus((0, 1.0), *((start + at, seconds) for at, seconds in epochs)))
-        assert (use.joules, use.watts) == (joules and pytest.approx(joules), watts and pytest.approx(watts))
+        both = watch.uses(on_gpus((0, 1.0), *epochs, uuids=("GPU-c", "GPU-a")))  # PyTorch's numbers are not NVML's
+        expected = CardUse("cuda:0", busy=pytest.approx(busy), joules=joules, watts=watts)
+        assert both == (expected, CardUse("cuda:1"))
+    old = each_epoch(on_gpus((0, 1.0), (1, 2.0), uuids=("GPU-c",)), start=None)
+    assert (watch.uses(old), watch.uses(make_result())) == ((CardUse("cuda:0"),), ())
 
 
 def test_memory_counts_only_the_runs_own_processes(nvml, tmp_path):
@@ -184,6 +171,7 @@ def test_a_run_of_a_comparison_is_monitored(nvml, tmp_path):
     row = configuration(command=(sys.executable, "-c", write, json.dumps(result)))
     outcome = run_once(row, 1, 42, tmp_path)
     (use,) = outcome.cards
+    assert (use.device, use.busy, use.megahertz) == ("cuda:0", 0.75, 1001)
     # 100 W for 0.1 s, within what a busy machine adds; the whole run would be above 80 J
     assert use.joules == pytest.approx(10, rel=0.5)
     write_results(replace(report_of((row, [outcome.result])), outcomes=(outcome,)), tmp_path)
@@ -222,25 +210,23 @@ def test_the_report_shows_the_bus_bandwidth_without_nvml(tmp_path):
     assert bandwidths(replace(report, probe=None)) == []
 
 
-def test_energy_needs_all_gpus_of_a_row(tmp_path):
-    report = with_cards(USE, replace(USE, joules=None))
-    assert measure(report).summaries[report.plan[0].name].images_per_joule is None
-    first, *others = with_cards(USE).outcomes
-    unknown = replace(report, outcomes=(replace(first, cards=(replace(USE, joules=None),)), *others))
-    assert measure(unknown).summaries[report.plan[0].name].images_per_joule is None
-    assert "Images/J" not in main_table(analyse(report), "simple")
-    plain = measure(with_cards(USE)).summaries[report.plan[0].name].images_per_joule
+def test_energy_needs_all_gpus_of_all_runs_of_a_row():
+    def energy(report):
+        return measure(report).summaries[report.plan[0].name].images_per_joule
+
+    fine, lacking = with_cards(USE), with_cards(USE, replace(USE, joules=None))
+    one = replace(fine, outcomes=(*fine.outcomes[:1], *lacking.outcomes[1:]))
+    row = replace(fine, outcomes=(*fine.outcomes[:3], *lacking.outcomes[3:]))
+    assert [energy(report) for report in (fine, lacking, one, row)] == [pytest.approx(2), None, None, pytest.approx(2)]
+    shown = ["Images/J" in main_table(analyse(report), "simple") for report in (fine, lacking, one, row)]
+    assert shown == [True, False, False, True] and card_table(analyse(with_cards()), "simple") == ""
 
     def uneven(result):  # slices of a script: the energy is the mean of all
         slices = zip(result.epochs, (1, 3, 1), strict=True)
         return replace(result, epochs=tuple(replace(one, samples=one.samples * factor) for one, factor in slices))
 
-    outcomes = (replace(outcome, result=uneven(outcome.result)) for outcome in with_cards(USE).outcomes)
-    twice = replace(with_cards(USE), outcomes=tuple(outcomes))
-    assert measure(twice).summaries[report.plan[0].name].images_per_joule == pytest.approx(2 * plain)
-    mixed = replace(report, outcomes=(*with_cards(USE).outcomes[:3], *report.outcomes[3:]))
-    assert "Images/J" in main_table(analyse(mixed), "simple")
-    assert card_table(analyse(with_cards()), "simple") == ""
+    outcomes = tuple(replace(outcome, result=uneven(outcome.result)) for outcome in fine.outcomes)
+    assert energy(replace(fine, outcomes=outcomes)) == pytest.approx(4)
 
 
 def test_lowered_clocks_are_reported():

@@ -4,23 +4,21 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 from dataclasses import replace
 
-import psutil
 import pytest
 
-import compare_parallel
+from common.errors import OUT_OF_MEMORY
 from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
+from comparison.run import turns
 from comparison.run.forecast import checks_maths, describe_time_left, guesses_of, loader_warnings, seconds_left
-from comparison.run.launch import run_child
 from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_guesses
-from tests.fixtures import PROJECT, child, child_environment, misfits, wait_until
+from tests.fixtures import PROJECT, child, child_environment, misfits
 from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
 pytestmark = pytest.mark.process
@@ -88,48 +86,75 @@ def test_predictions_are_shown_with_the_result(tmp_path):
 
 # ---- one child
 
-OUTPUT = "import sys; open(sys.argv[sys.argv.index('--output') + 1], 'w')"
+OUTPUT = "open(sys.argv[sys.argv.index('--output') + 1], 'w')"
+LOG = "pathlib.Path(sys.argv[sys.argv.index('--output') + 1]).with_suffix('.log')"
+KILL = "os.kill(os.getpid(), 9)"
+BATCH = "at a batch of 100: "
+KERNEL = f"{BATCH}the kernel killed a process for its memory: "
+LACKS = "out of memory; RuntimeError: can't allocate memory; try less"
+RANK_LACKS = "rank 1, epoch 2: out of memory; MemoryError: 1; try less"
+RANK_DIED = "rank 1 exited without an error message; signal 9 (SIGKILL), probably out of memory; try less"
+WORKER_DIED = "a loader worker died; RuntimeError: out of memory; free some"
+WORKER_KILLED = "a loader worker died; it is killed by signal: Killed. ; add"
+
+
+def fails(line):
+    return f"sys.exit({f'error: {line}'!r})"
 
 
 @pytest.mark.parametrize(
-    "code, reason",
+    "code, kills, reason",  # kills: how many processes the kernel has killed for memory, before and after
     [
-        ("import sys; sys.exit('error: no cake; found none; bake one')", "no cake; found none; bake one, before its "),
-        ("import os; os.kill(os.getpid(), 9)", "signal 9 (SIGKILL), probably out of memory, before"),
-        ("pass", "it ended without writing a result, before its first epoch (log: "),
-        ("import sys; sys.exit(124)", "exit code 124"),  # no timeout
-        (f'{OUTPUT}.write(\'{{"method": "sing\')', "cannot read the result file"),
-        (f"{OUTPUT}.write('{{}}')", "cannot read the result file"),
+        (
+            fails("no cake; found none; bake one"),
+            [3, 3],
+            "no cake; found none; bake one, before its first epoch (log: ",
+        ),
+        ("pass", [3, 3], "it ended without writing a result, before its first epoch (log: "),
+        ("sys.exit(124)", [3, 4], "exit code 124"),  # neither a timeout, nor killed by the kernel
+        (f"{LOG}.unlink(); sys.exit(3)", [3, 3], "exit code 3, and its log is gone"),
+        (f'{OUTPUT}.write(\'{{"method": "sing\')', [3, 3], "cannot read the result file"),
+        (f"{OUTPUT}.write('{{}}')", [3, 3], "cannot read the result file"),
+        (fails(LACKS), [3, 3], f"{BATCH}{LACKS}, before its first epoch (log: "),
+        (fails(RANK_LACKS), [3, 3], f"{BATCH}{RANK_LACKS}, before"),
+        (fails(RANK_DIED), [3, 3], RANK_DIED),
+        (fails(WORKER_DIED), [3, 4], WORKER_DIED),
+        (fails(WORKER_KILLED), [3, 4], f"{KERNEL}{WORKER_KILLED}"),
+        (KILL, [3, 4], f"{KERNEL}signal 9"),
+        (KILL, [3, 3], "signal 9 (SIGKILL), probably out of memory, before"),
     ],
 )
-def test_a_run_without_a_result_fails_with_the_cause(code, reason, tmp_path):
+def test_a_run_without_a_result_has_a_cause(code, kills, reason, tmp_path, monkeypatch):
+    counts = iter(kills)
+    monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
     write_result(make_result(), tmp_path / "single-1.json")  # of an earlier comparison
-    outcome = run_once(child(code), 1, 42, tmp_path, timeout=60)
-    assert outcome.status == "failed" and reason in outcome.reason and outcome.result is None
-    assert outcome.wall_seconds > 0
+    outcome = run_once(child(f"import os, pathlib, sys; {code}"), 1, 42, tmp_path, timeout=60)
+    assert outcome.status == (OUT_OF_MEMORY if reason.startswith(BATCH) else "failed")
+    assert outcome.reason.startswith(reason) and outcome.result is None and outcome.wall_seconds > 0
+
+
+DIVERGED = {"status": "diverged", "reason": "the loss was nan"}
 
 
 @pytest.mark.parametrize(
-    "values, expected",
+    "before, after, values, expected",
     [
-        ({}, ("failed", "exit code 1, after 3 of 3 epochs")),
-        ({"status": "diverged", "reason": "the loss was nan"}, ("diverged", "the loss was nan")),
+        ("pass", "sys.exit(1)", {}, ("failed", "exit code 1, after 3 of 3 epochs")),
+        ("pass", "sys.exit(1)", DIVERGED, ("diverged", "the loss was nan")),
+        ("pass", "pass", {}, ("ok", "")),
+        ("file.with_suffix('.log').unlink()", "pass", {}, ("ok", "")),
+        ("shutil.rmtree(file.parent)", "pass", {}, ("ok", "")),
     ],
 )
-def test_a_run_that_fails_after_writing_its_result_is_not_ok(values, expected, tmp_path):
-    write_result(make_result(**values), tmp_path / "made.json")
-    made, file = str(tmp_path / "made.json"), str(tmp_path / "runs" / "single-1.json")
-    code = f"import shutil, sys; shutil.copy({made!r}, {file!r}); sys.exit(1)"
-    outcome = run_once(child(code), 1, 42, tmp_path / "runs")
-    assert (outcome.status, outcome.reason.partition(" (log")[0], outcome.exit_code) == (*expected, 1)
-
-
-@pytest.mark.parametrize("session", [False, True], ids=["in its process group", "in a session of its own"])
-def test_descendants_do_not_outlive_a_child(session, tmp_path):
-    code = f"import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session={session}).pid)"
-    assert run_child((sys.executable, "-c", code), tmp_path / "log") == 0
-    pid = int((tmp_path / "log").read_text())
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, 2)
+def test_a_run_with_a_result_is_ok_unless_it_fails_or_diverges(before, after, values, expected, tmp_path, capsys):
+    write_result(made := make_result(**values), tmp_path / "made.json")
+    file = tmp_path / "runs" / "single-1.json"
+    write = f"file.parent.mkdir(exist_ok=True); shutil.copy({str(tmp_path / 'made.json')!r}, file)"
+    code = f"import pathlib, shutil, sys; file = pathlib.Path({str(file)!r}); {before}; {write}; {after}"
+    outcome = run_once(child(code), 1, 42, file.parent)
+    assert (outcome.status, outcome.reason.partition(" (log")[0]) == expected
+    assert outcome.result == (None if outcome.status == "failed" else made)
+    assert (str(file.with_suffix(".log")) in capsys.readouterr().err) == (before != "pass")
 
 
 # ---- a complete comparison
@@ -157,7 +182,7 @@ def test_dry_run_prints_commands_that_can_be_pasted(compare, tmp_path):
 @pytest.mark.parametrize(
     "more", ["", pytest.param("ddp --epochs 2 --project 2 4 --check-maths", marks=pytest.mark.slow)]
 )
-def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_path):
+def test_a_comparison_from_start_to_end(more, compare, tmp_path):
     directory, rows = tmp_path / "a b;$(x) 中", {"single", *more.split()[:1]}
     done = compare(f"--train-size 480 --epochs 1 --repeats 1 --methods single {more} --output-dir", directory)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -184,14 +209,6 @@ def test_a_comparison_from_start_to_end(more, compare, monkeypatch, capsys, tmp_
     assert figures >= (drawn if more else {"phases.png"})
     written = {f"results.{end}" for end in ("json", "csv", "tex")} | {"report.md", "report.html"}
     assert files - figures - images == written | {".comparison.lock"}
-
-    monkeypatch.setattr("comparison.show.figures.draw_all", lambda *_: sorted(directory / name for name in figures))
-    flags = ["--from", str(directory / "results.json"), "--output-dir", str(tmp_path / "again")]
-    monkeypatch.setattr(sys, "argv", ["compare_parallel.py", *flags])
-    compare_parallel.main()
-    for name in ("results.json", "results.csv", "results.tex"):
-        assert (tmp_path / "again" / name).read_bytes() == (directory / name).read_bytes()
-    assert capsys.readouterr().out.partition("Causes, figures")[0] in done.stdout.partition("Causes, figures")[0]
 
 
 def test_a_missing_file_is_a_one_line_error(project, tmp_path):

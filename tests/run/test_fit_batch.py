@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from common.errors import OUT_OF_MEMORY
-from common.files.probe import MemoryUse
+from common.files.probe import MemoryUse, Probe
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
 from comparison.outcomes import Outcome, Trial
@@ -15,7 +15,7 @@ from comparison.plan.counterparts import TWIN, counterpart
 from comparison.results_file import read_results
 from comparison.rows import trials_of
 from comparison.run import fitting, forecast, session
-from comparison.run.fitting import gpu_need, next_batch, try_batch, why_not_in_turns, with_largest
+from comparison.run.fitting import GIB, gpu_need, next_batch, try_batch, why_not_in_turns, with_largest
 from comparison.run.session import continued, run_comparison
 from comparison.show.detail_tables import trial_table
 from comparison.show.remarks import definitions
@@ -115,14 +115,34 @@ def test_a_trial_runs_a_few_steps_of_the_rows_command(fits, tmp_path, monkeypatc
     assert others == [256, 42, tmp_path, 9.0]
 
 
-def test_turns_need_room_for_the_largest_batches():
+def test_turns_need_memory_for_all_rows_and_their_largest_batches():
+    plan = [
+        configuration(num_workers=2),
+        configuration("ddp", per_device_batch_size=50, num_workers=2),
+        configuration("mp", skip="it cannot run"),
+    ]
+
+    def cpu(peak, free):
+        return MemoryUse("cpu", peak, free)
+
+    def why(*memory, plan=plan, trials=()):
+        return why_not_in_turns(plan, Probe(1000, 200, 2.0, (), (), (), memory=memory), trials)
+
+    # 1 device and half of 2 workers; 2 devices and half of 2 workers and a launcher
+    words = "together they could need 11.0 GiB of memory, 10.0 are free"
+    assert [why(cpu(2 * GIB, free * GIB)) for free in (11, 10)] == ["", words] and "not known" in why()
+    pipeline = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1; 3 and half of a launcher
+    assert "could need 9.0 GiB" in why(cpu(2 * GIB, 8 * GIB), plan=pipeline)
+    assert why(cpu(GIB, 100 * GIB), MemoryUse("cuda", GIB, 0)) == ""  # its free memory does not matter
+    assert "compute mode lets one process" in why(cpu(GIB, 100 * GIB), MemoryUse("cuda", GIB, None))
+    assert "GiB of memory" in why(cpu(GIB, 0), MemoryUse("cuda", 0, GIB))
+
     trials = [trial("single", 128), trial("single", 256), trial("ddp", 512, most=0)]
-    cpu, gpu = MemoryUse("cpu", 100 * MIB, 200 * MIB), MemoryUse("cuda", 100 * MIB, 2300 * MIB)
-    probe = replace(report_of((row(), runs())).probe, memory=(cpu,))
-    assert why_not_in_turns([row()], probe) == why_not_in_turns([row()], probe, trials[:1]) == ""
-    assert f"could need {256 / 1024:.1f} GiB" in why_not_in_turns([row()], probe, trials)
-    probe = replace(probe, memory=(cpu, gpu))  # trials ran on the GPU
-    assert why_not_in_turns([row()], probe, trials) == ""
+    small, gpu = cpu(100 * MIB, 200 * MIB), MemoryUse("cuda", 100 * MIB, 2300 * MIB)
+    assert why(small, plan=[row()]) == why(small, plan=[row()], trials=trials[:1]) == ""
+    assert f"could need {256 / 1024:.1f} GiB" in why(small, plan=[row()], trials=trials)
+    assert why(small, gpu, plan=[row()], trials=trials) == ""  # these ran on the GPU
+    probe = Probe(1000, 200, 2.0, (), (), (), memory=(small, gpu))
     assert (gpu_need(probe), gpu_need(probe, trials)) == ((100 + 2048) * MIB, (256 + 2048) * MIB)
 
 
@@ -210,20 +230,9 @@ def test_report_of_rows_with_their_largest_batches(run, tmp_path):
     assert verdict(analysis)[-1].startswith("Recommendation: none. The rows have different batch sizes")
     assert any("accuracies are those of different trainings" in text for text in definitions(report))
     assert trial_table(analysis, "github") in markdown_of(analysis, tmp_path)
-    lines = [" ".join(line.split()).lower() for line in trial_table(analysis, "simple").splitlines()[2:]]
-    assert lines[:2] == ["single 128 228 fits", "single 256 – out of memory"] and len(lines) == 5
-    target = analyse(run(target_accuracy=0.5))  # rows that reach the same accuracy can be recommended
-    assert target.decisions[0].kind == "use" and target.decisions[0].best.label == "DDP"
-
-
-def test_other_unequal_settings_are_still_refused(run):
-    report = run()
-    plain = replace(report, settings={**report.settings, "fit_batch": False})
-    assert "global batch 256 instead of 128" in analyse(plain).rows[1].standing.reason
-    bf16 = {"ddp": "bfloat16 autocast", "single": "float32"}
-    results = ((made, replace(made.result, precision=bf16[made.configuration])) for made in report.outcomes)
-    other = replace(report, outcomes=tuple(replace(made, result=result) for made, result in results))
-    assert analyse(other).rows[1].standing.reason == "refused: precision bfloat16 autocast instead of float32"
+    bf16 = tuple(replace(made, result=replace(made.result, precision=made.configuration)) for made in report.outcomes)
+    other = analyse(replace(report, outcomes=bf16)).rows[1].standing.reason
+    assert other == "refused: precision ddp instead of single"  # batches alone may differ
 
 
 # ---- with real memory

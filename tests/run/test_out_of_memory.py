@@ -1,6 +1,5 @@
 """Running out of memory is recognised, shown with the batch, and no failure of the comparison."""
 
-import sys
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,8 @@ from common.errors import OUT_OF_MEMORY, is_out_of_memory
 from common.machine.entry import explained
 from comparison.judge.analysis import analyse
 from comparison.record import Equivalence
-from comparison.results_file import write_results
 from comparison.run import equivalence, session, turns
-from comparison.run.launch import ran_out_of_memory
-from comparison.run.session import continued, run_block
-from comparison.run.turns import run_once
+from comparison.run.session import run_block
 from comparison.show.remarks import not_measured, notes
 from comparison.show.report import write_csv
 from comparison.show.tables import main_table
@@ -49,45 +45,6 @@ def test_allocator_errors_of_cpus_and_gpus_are_recognised():
         assert not is_out_of_memory(RuntimeError(words))
 
 
-def python(row, code):
-    return replace(row, command=(sys.executable, "-c", f"import os, sys; {code}"))
-
-
-@pytest.mark.parametrize(
-    "line, memory",
-    [
-        ("out of memory; RuntimeError: can't allocate memory; try less", True),
-        ("rank 1, epoch 2: out of memory; MemoryError: 1; try less", True),
-        ("rank 1 exited without an error message; signal 9 (SIGKILL), probably out of memory; try less", False),
-        ("a loader worker died; RuntimeError: out of memory; free some", False),
-    ],
-)
-def test_which_error_lines_report_a_lack_of_memory(line, memory, tmp_path):
-    outcome = run_once(python(DDP[0], f"sys.exit({f'error: {line}'!r})"), 1, 42, tmp_path)
-    assert ran_out_of_memory(line) == memory and (outcome.status == OUT_OF_MEMORY) == memory
-    assert outcome.reason == (
-        ("at a batch of 4,096, 2,048 per device: " if memory else "")
-        + f"{line}, before its first epoch (log: {tmp_path / 'ddp-1.log'})"
-    )
-
-
-@pytest.mark.parametrize(
-    "code, kills, status",
-    [
-        ("os.kill(os.getpid(), 9)", [3, 4], OUT_OF_MEMORY),
-        ("os.kill(os.getpid(), 9)", [3, 3], "failed"),
-        ("sys.exit('error: a loader worker died; it is killed by signal: Killed. ; add')", [3, 4], OUT_OF_MEMORY),
-        ("sys.exit(3)", [3, 4], "failed"),  # the kernel killed another process
-    ],
-)
-def test_processes_killed_by_the_kernel_are_out_of_memory(code, kills, status, tmp_path, monkeypatch):
-    counts = iter(kills)
-    monkeypatch.setattr(turns, "oom_kills", lambda: next(counts))
-    outcome = run_once(python(SINGLE[0], code), 1, 42, tmp_path)
-    killed = "at a batch of 4,096: the kernel killed a process for its memory: "
-    assert outcome.status == status and outcome.reason.startswith(killed) == (status == OUT_OF_MEMORY)
-
-
 def test_reading_the_kernels_count_of_oom_kills(tmp_path, monkeypatch):
     monkeypatch.setattr(turns, "Path", lambda _: tmp_path / "vmstat")
     assert turns.oom_kills() == 0
@@ -108,7 +65,6 @@ def test_out_of_memory_is_shown_with_the_batch_and_is_no_failure(tmp_path):
     assert words in (tmp_path / "results.csv").read_text()
     assert "DDP, block 1: out of memory: signal 9" in terminal_text(analyse(report), verbose=True)
     assert any(text.startswith("DDP: it ran out of memory at a batch of 4,096") for text in not_measured(report))
-    assert not any("memory" in text for text in not_measured(report_of(SINGLE, (DDP[0], ["failed"]))))
 
 
 @pytest.mark.parametrize(
@@ -124,15 +80,6 @@ def test_out_of_memory_is_shown_with_the_batch_and_is_no_failure(tmp_path):
 def test_which_comparisons_fail(rows, failed):
     report = report_of(*rows)
     assert report.failed == failed and terminal_text(analyse(report))
-
-
-def test_resume_keeps_runs_that_were_out_of_memory(tmp_path):
-    report = report_of(SINGLE, (DDP[0], [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,), count=2)]))
-    assert analyse(report).rows[1].result.startswith("1 of 3 runs out of memory, 1 of 3 runs failed at a batch")
-    write_results(report, tmp_path)
-    again = continued(replace(report, outcomes=()), tmp_path / "results.json")
-    kept = {(run.configuration, run.block): run.status for run in again.outcomes}
-    assert kept == {("single", 1): "ok", ("single", 3): "ok", ("ddp", 1): OUT_OF_MEMORY, ("ddp", 3): "ok"}
 
 
 # ---- run

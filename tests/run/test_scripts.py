@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from common.errors import OUT_OF_MEMORY
+from common.machine.lifetime import TAG, own_tag
 from common.observer.training_observer import Observer, sample_count, samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
@@ -254,24 +255,21 @@ def test_a_script_that_ends_is_restarted_and_its_last_slice_counts(steps, measur
 
 
 @pytest.mark.parametrize(
-    "style, slices, reason",
+    "code, slices, reason, status",
     [
-        ("dies", Slices(2, 3), "ValueError: the loss is a banana, after 9 steps"),
-        ("no step at all", SLICES, "it ended too soon; no step of a torch optimizer was seen"),
-        ("ends", Slices(30, 7), "it ended too soon, after 12 steps; it needs 30 steps and two slices"),
+        (f"{TRAIN} dies", Slices(2, 3), "ValueError: the loss is a banana, after 9 steps", "failed"),
+        (f"{TRAIN} 'no step at all'", SLICES, f"it ended too soon; {NOTHING_SEEN}", "failed"),
+        (f"{TRAIN} ends", Slices(30, 7), "it ended too soon, after 12 steps; it needs 30 steps and two", "failed"),
+        (f"{TRAIN} 'never steps'", Slices(30, 7), "stopped after 4 s", "timed out"),
+        ("-c 'raise MemoryError(5)'", SLICES, "MemoryError: 5", OUT_OF_MEMORY),
+        ("-c 'raise RuntimeError(\"CUDA error: out of memory\")'", SLICES, "RuntimeError: CUDA", OUT_OF_MEMORY),
     ],
 )
-def test_a_script_that_cannot_be_measured_says_why(style, slices, reason, tmp_path):
-    outcome = train(style, tmp_path, slices=slices)
-    assert (outcome.status, outcome.result) == ("failed", None)
+def test_a_script_that_cannot_be_measured_says_why(code, slices, reason, status, tmp_path):
+    timeout = 4.0 if status == "timed out" else 90.0
+    outcome = run_whole(script_run(f"{sys.executable} {code}", tmp_path, slices, timeout=timeout))
+    assert (outcome.status, outcome.result) == (status, None)
     assert outcome.reason.startswith(reason) and outcome.reason.endswith(f"(log: {outcome.log})")
-
-
-def test_a_hanging_script_is_stopped(tmp_path):
-    run = script_run(f"{sys.executable} {TRAIN} 'never steps'", tmp_path, Slices(30, 7), timeout=4.0)
-    outcome = run_whole(run)
-    assert (outcome.status, outcome.reason[:17]) == ("timed out", "stopped after 4 s")
-    assert not alive("train.py never steps")
 
 
 def test_launches_with_similar_steps_train_on_the_same_batches():
@@ -304,12 +302,6 @@ def test_cpu_time_of_killed_workers_is_not_attributed_to_other_programs(tmp_path
     assert run._foreign_seconds < -49  # the run's 50 s are its own
 
 
-def test_running_out_of_memory_is_a_result(tmp_path):
-    script = tmp_path / "greedy.py"
-    script.write_text("raise MemoryError('so much')")
-    assert run_whole(script_run(f"{sys.executable} {script}", tmp_path)).status == OUT_OF_MEMORY
-
-
 def test_scripts_take_turns_and_leave_nothing_behind(tmp_path):
     short = Slices(warmup=2, length=2)  # an evaluation lies in every third slice, whose time is unknown
     runs = [script_run(f"{sys.executable} {TRAIN} plain", tmp_path, short, name) for name in ("a", "b")]
@@ -317,7 +309,7 @@ def test_scripts_take_turns_and_leave_nothing_behind(tmp_path):
     epochs = [epoch for result in outcomes.values() for epoch in result.epochs if epoch.start is not None]
     spans = sorted((epoch.start, epoch.start + epoch.train_seconds) for epoch in epochs)
     assert len(spans) >= 4 and all(end <= start for (_, end), (start, _) in pairwise(spans))
-    assert not alive("scripts/train.py")
+    assert not alive(f"{TAG}={own_tag()}")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["script-a-1.log", "script-b-1.log"]
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from itertools import count
 from unittest.mock import Mock
 
 import pytest
@@ -30,6 +31,7 @@ from comparison.show.remarks import definitions, faults
 from comparison.show.terminal import terminal_text
 from tests.reports import PROBE, configuration, each_epoch, report_of, runs
 
+DDP = configuration("ddp")
 STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
 
 
@@ -46,33 +48,54 @@ def answers(monkeypatch):
     return answers
 
 
+def decided(block):
+    """Half the baseline's 2 s, with little noise."""
+    return 1.0 + 0.001 * (block % 3)
+
+
+def noisy(block):
+    """Half the baseline's 2 s, with a noise of about 4%."""
+    return 1.0 + 0.04 * (-1) ** block
+
+
+def undecided(block):
+    """Around the baseline's 2 s, with much noise."""
+    return 2.0 + 0.5 * (-1) ** block
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path, answers):
-    """run(stop=3): compare two rows in two blocks, not in turns, interrupted at the third run."""
-    rows = [(configuration(), runs(seconds=(2.0, 2.1))), (configuration("ddp"), runs("ddp", seconds=(1.0, 1.1)))]
-    made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
-    left = 0
+    """run(seconds): compare one device with another row, not in turns. Each block takes 20 s.
 
-    def run_once(row, block, *_):
-        nonlocal left
-        left -= 1
-        if not left:
-            raise KeyboardInterrupt
-        return made[row.name, block]
-
-    monkeypatch.setattr(session, "run_once", run_once)
+    seconds(block): of the other row's epochs. foreign: by block, how many of the two cores other programs keep busy.
+    stop: number of the run that is interrupted. run.commands: of all runs.
+    """
+    clock = count(0.0, 20.0)
+    monkeypatch.setattr(session.time, "perf_counter", lambda: next(clock))
     answers()
-    order = ((1, "ddp"), (1, "single"), (2, "single"), (2, "ddp"))
-    report = replace(report_of(*rows, repeats=2), order=order, outcomes=(), probe=None)
 
-    def run(stop=None, resume=None, **settings):
-        nonlocal left
-        left = stop or -1
-        wanted = replace(report, settings={**report.settings, **settings})
-        wanted = continued(wanted, resume) if resume else wanted
+    def run(seconds=decided, other=DDP, foreign=(), stop=None, resume=None, **settings):
+        made = report_of((configuration(), runs(seconds=(2.0,))), (other, runs(other.method, (1.0,))))
+        templates, started = {outcome.configuration: outcome for outcome in made.outcomes}, count(1)
+
+        def run_once(row, block, *_):
+            if next(started) == stop:
+                raise KeyboardInterrupt
+            run.commands.append(row.command)
+            ended, value = templates[row.name], 2.0 if row.name == "single" else seconds(block)
+            result = each_epoch(ended.result, train_seconds=value)
+            return replace(ended, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
+
+        monkeypatch.setattr(session, "run_once", run_once)
+        repeats = settings.setdefault("repeats", None if {"budget", "margin"} & settings.keys() else 2)
+        order = tuple(make_order([row.name for row in made.plan], repeats or 3, 42))
+        changed = {"settings": {**made.settings, **settings}, "environment": {**made.environment, "cores": 2}}
+        report = replace(made, order=order, outcomes=(), probe=None, **changed)
+        report = continued(report, resume) if resume else report
         with pytest.raises(KeyboardInterrupt) if stop else contextlib.nullcontext():
-            return run_comparison(wanted, ["--epochs", "3"], output_to(Mock(directory=tmp_path)))
+            return run_comparison(report, ["--epochs", "3"], output_to(Mock(directory=tmp_path)))
 
+    run.commands = []
     return run
 
 
@@ -80,29 +103,23 @@ def test_progress_is_printed(run, capsys):
     run()
     output = capsys.readouterr().out
     assert "not in turns: how much memory they need is not known\n" in output
-    assert output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: ddp, single\n")
+    assert output.startswith("4 runs: 2 rows x 2 blocks\nBlock 1: single, ddp\n")
     assert "\nAbout 14 s from here on" in output
     lines = [line for line in output.splitlines() if line.startswith("[")]
     assert [line[:5] for line in lines] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
-    assert lines[1] == "[2/4] block 1, SINGLE: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
-    assert lines[2].endswith(": ok, 9.0 s; about 0 s left")  # the first block really took no time
+    assert lines[1] == "[2/4] block 1, DDP: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
+    assert lines[2].endswith(": ok, 9.0 s; about 10 s left")  # the first block really took 20 s instead of 18
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
 
 
-def test_all_runs_cut_the_network_where_the_probe_says(monkeypatch, tmp_path, answers):
+def test_all_runs_cut_the_network_where_the_probe_says(run, answers):
     blocks = [{"model": "lenet", "block": name, "milliseconds": value} for name, value in (("a", 4.0), ("b", 3.25))]
-    rows = [(configuration(), runs()), (replace(configuration("pipeline"), stages=2), runs("pipeline", count=2))]
-    made = {(outcome.configuration, outcome.block): outcome for outcome in report_of(*rows).outcomes}
-    asked, commands = answers(blocks=blocks), []
-    monkeypatch.setattr(
-        session, "run_once", lambda row, block, *_: commands.append(row.command) or made[row.name, block]
-    )
-    planned = replace(report_of(*rows, micro_batches=[3]), outcomes=(), probe=None)
-    report = run_comparison(planned, [], output_to(Mock(directory=tmp_path)))
+    asked, pipeline = answers(blocks=blocks), replace(configuration("pipeline"), stages=2)
+    report = run(other=pipeline, micro_batches=[3])
     (flags,) = asked
     assert flags[flags.index("--cut") + 1] == "34"  # images of a micro-batch
-    assert {command[2:] for command in commands} == {(), ("--split-at", "b")} and len(commands) == 6
-    assert [row.command for row in report.plan] == [configured.command for configured, _ in rows]
+    assert {command[2:] for command in run.commands} == {(), ("--split-at", "b")} and len(run.commands) == 4
+    assert report.plan[1].command == pipeline.command
 
 
 def test_flags_of_the_probe(run, answers):
@@ -148,30 +165,19 @@ def test_an_interrupted_comparison_continues_only_with_equal_settings(run, tmp_p
     assert "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
 
 
-def test_runs_of_different_hours_do_not_share_a_block(run, tmp_path):
-    file = tmp_path / "results.json"
-    whole = run()
-    for failed, kept in (({(1, "ddp")}, [(2, "single"), (2, "ddp")]), ({(1, "ddp"), (2, "ddp")}, [])):
-        outcomes = [
-            replace(outcome, status="failed", result=None)
-            if (outcome.block, outcome.configuration) in failed
-            else outcome
-            for outcome in whole.outcomes
-        ]
-        write_results(replace(whole, outcomes=tuple(outcomes)), tmp_path)
-        again = continued(replace(whole, outcomes=()), file)
-        assert [(outcome.block, outcome.configuration) for outcome in again.outcomes] == kept
-
-
-def test_failed_checks_and_trials_are_repeated(tmp_path):
+@pytest.mark.parametrize("good", [True, False])
+def test_resume_repeats_what_failed_and_keeps_blocks_whole(good, tmp_path):
     row = configuration("ddp", command=("python", "ddp.py", "--batch-size", "100"))
-    good, bad = Equivalence(1e-7, "ok", ""), Equivalence(None, "failed", "port in use")
+    check = Equivalence(1e-7, "ok", "") if good else Equivalence(None, "failed", "port in use")
     full, failed = Trial("ddp", 128, OUT_OF_MEMORY, "no room"), Trial("ddp", 96, "failed", "port in use")
-    report = report_of((row, runs("ddp")))
-    for check, kept in ((good, {"ddp": good}), (bad, {})):
-        write_results(replace(report, equivalence={"ddp": check}, trials=(full, failed)), tmp_path)
-        again = continued(replace(report, outcomes=()), tmp_path / "results.json")
-        assert again.equivalence == kept and again.trials == (full,)
+    single = ["failed", *runs(seconds=(2.0, 2.1))]
+    report = report_of((configuration(), single), (row, [OUT_OF_MEMORY, "failed", *runs("ddp", (1.0,))]))
+    assert analyse(report).rows[1].result.startswith("1 of 3 runs out of memory, 1 of 3 runs failed at a batch")
+    write_results(replace(report, equivalence={"ddp": check}, trials=(full, failed)), tmp_path)
+    again = continued(replace(report, outcomes=()), tmp_path / "results.json")
+    kept = {(run.configuration, run.block): run.status for run in again.outcomes}
+    assert kept == {("single", 3): "ok", ("ddp", 1): OUT_OF_MEMORY, ("ddp", 3): "ok"}
+    assert again.equivalence == ({"ddp": check} if good else {}) and again.trials == (full,)
 
 
 def test_only_its_own_torn_files_are_deleted(run, tmp_path):
@@ -302,50 +308,6 @@ def test_texts_are_written_before_the_figures(tmp_path, monkeypatch, capsys):
 # ---- the number of blocks
 
 
-@pytest.fixture
-def blocks(monkeypatch, tmp_path, answers):
-    """run(seconds): compare two rows; DDP takes seconds(block) per epoch, and each block takes 20 s.
-
-    foreign: by block, how many of the two cores other programs keep busy.
-    """
-    rows = [(configuration(), runs()), (configuration("ddp"), runs("ddp"))]
-    (first, *_, last), clock = report_of(*rows).outcomes, iter(range(0, 10**6, 20))
-    monkeypatch.setattr(session.time, "perf_counter", lambda: float(next(clock)))
-    answers()
-
-    def run(seconds, foreign=(), stop_after=10**6, resume=None, **settings):
-        def run_once(row, block, seed, *_):
-            if block > stop_after:
-                raise KeyboardInterrupt
-            template, value = (first, 2.0) if row.name == "single" else (last, seconds(block))
-            result = each_epoch(template.result, train_seconds=value)
-            return replace(template, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
-
-        monkeypatch.setattr(session, "run_once", run_once)
-        order = tuple(make_order(["single", "ddp"], settings.get("repeats") or 3, 42))
-        report = replace(report_of(*rows, **settings), order=order, outcomes=(), probe=None)
-        report.environment["cores"] = 2
-        report = continued(report, resume) if resume else report
-        return run_comparison(report, [], output_to(Mock(directory=tmp_path)))
-
-    return run
-
-
-def decided(block):
-    """Half the baseline's 2 s, with little noise."""
-    return 1.0 + 0.001 * (block % 3)
-
-
-def noisy(block):
-    """Half the baseline's 2 s, with a noise of about 4%."""
-    return 1.0 + 0.04 * (-1) ** block
-
-
-def undecided(block):
-    """Around the baseline's 2 s, with much noise."""
-    return 2.0 + 0.5 * (-1) ** block
-
-
 @pytest.mark.parametrize(
     "seconds, settings, whole, looks",
     [
@@ -359,14 +321,14 @@ def undecided(block):
         (noisy, {"margin": 0.05, "budget": 30.0}, 5, []),
     ],
 )
-def test_number_of_blocks(seconds, settings, whole, looks, blocks):
-    report = blocks(seconds, **{"repeats": None, **settings})
+def test_number_of_blocks(seconds, settings, whole, looks, run):
+    report = run(seconds, **settings)
     assert (len(report.whole_blocks), [*report.looks]) == (whole, looks)
     assert report.order == tuple(make_order(["single", "ddp"], whole, 42))
 
 
-def test_a_comparison_ends_once_every_row_is_decided(blocks, tmp_path, capsys):
-    report = blocks(decided, repeats=None, budget=200.0)
+def test_a_comparison_ends_once_every_row_is_decided(run, tmp_path, capsys):
+    report = run(decided, budget=200.0)
     assert read_results(tmp_path / "results.json") == report
     assert "3 runs each" in report.title and "INCOMPLETE" not in terminal_text(analyse(report))
     early = analyse(report).rows[1].standing.speed_up
@@ -376,32 +338,19 @@ def test_a_comparison_ends_once_every_row_is_decided(blocks, tmp_path, capsys):
     assert "The budget of 3 min allows about 27 blocks (at least 3); at a noise of 4% they detect" in output
     assert "for the 6 runs planned so far" in output and "from here on" not in output
     assert "to stop once every row is decided: 1." in " ".join(definitions(report))
-    blocks(decided, repeats=None, budget=1.0)
+    run(decided, budget=1.0)
     assert "is too short for 3 blocks" in capsys.readouterr().out
 
 
-def test_resume_continues_the_interim_analyses(blocks, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        blocks(undecided, repeats=None, budget=130.0, stop_after=4)
-    report = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
-    assert [look[0] for look in report.looks] == [3, 4, 5, 6] and report.looks[-1][1] == 1.0
-
-
-def test_resume_after_the_last_planned_run_continues_within_the_budget(blocks, tmp_path):
-    report = blocks(undecided, repeats=None, budget=130.0)
-    write_results(replace(report, order=report.order[:6], outcomes=report.outcomes[:6], looks=()), tmp_path)
-    again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
-    assert (again.order, len(again.whole_blocks)) == (report.order, 6)
-    assert [look[0] for look in again.looks] == [3, 4, 5, 6] and again.looks[-1][1] == 1.0
-
-
-def test_resume_within_a_block_looks_no_earlier_than_without_an_interruption(blocks, tmp_path):
-    report = blocks(undecided, repeats=None, budget=130.0)
-    before = [look for look in report.looks if look[0] < 6]
-    seconds = [replace(run, wall_seconds=11.0) for run in report.outcomes[:11]]  # the last block has begun
-    write_results(replace(report, order=report.order[:12], outcomes=tuple(seconds), looks=tuple(before)), tmp_path)
-    again = blocks(undecided, repeats=None, budget=130.0, resume=tmp_path / "results.json")
-    assert [*again.looks[:-1]] == before and again.looks[-1] == (6, 1.0)
+@pytest.mark.parametrize(
+    "ended, planned, looks", [(8, 10, 2), (6, 6, 0), (11, 12, 3)], ids=["block", "last_planned_run", "within_a_block"]
+)
+def test_resume_continues_the_interim_analyses(ended, planned, looks, run, tmp_path):
+    whole = run(undecided, budget=130.0)
+    outcomes = tuple(replace(each, wall_seconds=10.0) for each in whole.outcomes[:ended])
+    write_results(replace(whole, order=whole.order[:planned], outcomes=outcomes, looks=whole.looks[:looks]), tmp_path)
+    again = run(undecided, budget=130.0, resume=tmp_path / "results.json")
+    assert (again.order, again.looks) == (whole.order, whole.looks) and len(whole.whole_blocks) == 6
 
 
 def half_width(report):
@@ -410,20 +359,20 @@ def half_width(report):
     return math.log(speed_up.high / speed_up.low) / 2
 
 
-def test_margin_estimates_the_number_of_blocks_from_the_first_five(blocks):
-    report = blocks(noisy, repeats=None, margin=0.05)
+def test_margin_estimates_the_number_of_blocks_from_the_first_five(run):
+    report = run(noisy, margin=0.05)
     count = len(report.whole_blocks)
     assert count > 5 and report.looks == ()
     assert half_width(report) <= math.log(1.05) < half_width(report) * math.sqrt(count / (count - 1))
     # later blocks do not matter
-    calm = blocks(lambda block: noisy(block) if block <= 5 else 1.0, repeats=None, margin=0.05)
+    calm = run(lambda block: noisy(block) if block <= 5 else 1.0, margin=0.05)
     assert len(calm.whole_blocks) == count and half_width(calm) == pytest.approx(half_width(report))
-    disturbed = blocks(noisy, repeats=None, margin=0.05, foreign={2: 0.9, 7: 0.9})
+    disturbed = run(noisy, margin=0.05, foreign={2: 0.9, 7: 0.9})
     assert disturbed.set_aside == (2, 7) and half_width(disturbed) <= math.log(1.05)
 
 
-def test_a_disturbed_block_is_repeated_and_only_its_failures_count(blocks, capsys):
-    report = blocks(decided, repeats=3, foreign={2: 0.9})
+def test_a_disturbed_block_is_repeated_and_only_its_failures_count(run, capsys):
+    report = run(decided, repeats=3, foreign={2: 0.9})
     assert (len(report.whole_blocks), report.set_aside, len(report.outcomes)) == (4, (2,), 8)
     assert [outcome.block for outcome in report.rows[1].outcomes] == [1, 3, 4]
     assert not report.rows[1].disturbed and analyse(report).rows[1].result == "faster"
@@ -455,8 +404,8 @@ def test_a_block_of_some_rows_replaces_no_block_of_all():
     assert set_aside({1: 0.9, 2: 0.8, 3: 0.8, 4: 0.7, 6: 0.9, 7: 0.9}, 7) == (1, 2, 6, 7)
 
 
-def test_at_most_two_disturbed_blocks_are_repeated(blocks):
-    report = blocks(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
+def test_at_most_two_disturbed_blocks_are_repeated(run):
+    report = run(decided, repeats=3, foreign={block: 0.3 + 0.1 * block for block in range(1, 99)})
     assert (len(report.whole_blocks), report.set_aside) == (5, (4, 5))  # the most disturbed
     (aside,) = faults(analyse(report))
     assert aside == "Blocks 4, 5 of 5 are not counted: other programs kept up to 0.8 of 2 cores busy."
@@ -478,29 +427,26 @@ def test_the_values_of_a_sweep_must_be_decided(name, values, seconds, again):
     assert {name for _, name in more} == ({row.name for row in report.plan} if again else set())
 
 
-def test_no_block_follows_the_look_that_spent_all_error():
-    made = [
-        (configuration(name), runs(name, seconds))
-        for name, seconds in (("single", (2.0,) * 3), ("ddp", (2.0, 2.9, 1.4)))
-    ]
-    report = report_of(*made, repeats=None, budget=100.0)
-    assert len(with_another_block(replace(report, looks=((3, 0.4),)), 40.0, 10.0).order) == 8
-    assert with_another_block(replace(report, looks=((3, 1.0),)), 40.0, 10.0).order == report.order
-    begun = replace(report, order=(*report.order, (4, "ddp")))  # which will be looked at
-    assert look(begun, 95.0, 30.0).looks == ((3, 0.95),)
-
-
-def test_a_row_that_is_decided_is_not_run_again():
+def test_another_block_needs_an_undecided_row_its_time_and_an_error_left():
     rows = ("single", (2.0, 2.0, 2.0)), ("ddp", (0.02, 0.02, 0.02)), ("fsdp", (2.0, 2.9, 1.4))
     made = [(configuration(name), runs(name, seconds)) for name, seconds in rows]
     report = report_of(*made, repeats=None, budget=100.0)
-    longer = with_another_block(report, 40.0, 30.0)
-    assert {*longer.order[len(report.order) :]} == {(4, "single"), (4, "fsdp")}  # such a block takes 20 s instead of 30
-    assert with_another_block(report, 85.0, 30.0) == report
-    last, earlier = (look(report, used, 30.0).looks for used in (85.0, 75.0))
-    assert (last, earlier) == (((3, 1.0),), ((3, 0.75),))
-    once_more = (look(replace(report, looks=((3, 0.6),)), used, 30.0).looks for used in (75.0, 85.0))
-    assert [*once_more] == [((3, 0.75),), ((3, 1.0),)]  # after a block in place of a disturbed one
+
+    def more(used, **changed):
+        longer = with_another_block(replace(report, **changed), used, 30.0)
+        return {*longer.order[len(report.order) :]}
+
+    undecided = {(4, "single"), (4, "fsdp")}  # such a block takes 20 s instead of 30
+    assert (more(40.0), more(85.0)) == (undecided, set())
+    assert more(40.0, looks=((3, 0.4),)) and not more(40.0, looks=((3, 1.0),))
     disturbed = [replace(run, foreign_cores=1.0 if run.block == 2 else 0.0) for run in report.outcomes]
-    again = with_another_block(replace(report, outcomes=tuple(disturbed)), 40.0, 30.0)
-    assert {*again.order[len(report.order) :]} == {(4, "single"), (4, "ddp"), (4, "fsdp")}
+    assert more(40.0, outcomes=tuple(disturbed)) == {(4, "single"), (4, "ddp"), (4, "fsdp")}
+
+    def looks(used, **changed):
+        return look(replace(report, **changed), used, 30.0).looks
+
+    assert (looks(75.0), looks(85.0)) == (((3, 0.75),), ((3, 1.0),))
+    once = {"looks": ((3, 0.6),)}  # after a block in place of a disturbed one
+    assert (looks(75.0, **once), looks(85.0, **once)) == (((3, 0.75),), ((3, 1.0),))
+    begun = {"order": (*report.order, (4, "ddp"))}  # which will be looked at
+    assert looks(95.0, **begun) == ((3, 0.95),)

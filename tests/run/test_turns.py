@@ -1,17 +1,15 @@
 """Rows in turns: one trains at a time, in shuffled order, while the others wait without using a core."""
 
-import itertools
 import sys
 import time
-from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
 import psutil
 import pytest
 
-from common.files.probe import MemoryUse, Probe
 from common.machine.lifetime import TAG, own_tag
 from comparison.run import turns as turns_module
-from comparison.run.fitting import GIB, why_not_in_turns
 from comparison.run.turns import Run, take_turns
 from tests.fixtures import PROJECT, alive, child_environment
 from tests.reports import configuration
@@ -82,18 +80,18 @@ def written(tmp_path):
     return written
 
 
-def test_every_epoch_is_a_turn_in_shuffled_order(runs, written):
-    outcomes = [*take_turns(runs(**{name: {} for name in "abcd"}), seed=1)]
-    assert sorted(outcome.configuration for outcome in outcomes) == [*"abcd"]
+def test_every_epoch_is_a_turn_of_all_ranks_in_shuffled_order(runs, written):
+    ranks, orders = {"a": 1, "b": 1, "c": 2, "d": 3}, []
+    outcomes = [*take_turns(runs(**{name: {"ranks": count} for name, count in ranks.items()}), seed=1)]
+    assert sorted(outcome.configuration for outcome in outcomes) == [*ranks]
     events = [(name, what) for name, _, _, what in written()]
-    assert events[:4] == [(name, "start") for name in "abcd"]  # all start before one trains
-    orders = []
+    assert events[:4] == [(name, "start") for name in ranks]  # all start before one trains
     for epoch in (1, 2, 3):
-        part = events[8 * epoch - 4 : 8 * epoch + 4]
-        orders.append([name for name, _ in part[::2]])
-        assert sorted(orders[-1]) == [*"abcd"]
-        assert part == [(name, f"{what} {epoch}") for name in orders[-1] for what in ("begin", "end")]
-    assert len({*map(tuple, orders)}) > 1
+        part = events[14 * epoch - 10 : 14 * epoch + 4]
+        turns = [(name, sorted(what for _, what in own)) for name, own in groupby(part, key=itemgetter(0))]
+        assert sorted(turns) == [(name, [f"begin {epoch}"] * n + [f"end {epoch}"] * n) for name, n in ranks.items()]
+        orders.append(tuple(name for name, _ in turns))
+    assert len({*orders}) > 1 and len(events) == 4 + 3 * 14
 
 
 def test_warming_up_a_gpu_before_a_turn_is_not_the_rows_time(runs):
@@ -101,32 +99,18 @@ def test_warming_up_a_gpu_before_a_turn_is_not_the_rows_time(runs):
     assert -1000 < outcome.wall_seconds < -990
 
 
-def test_all_ranks_of_a_row_take_a_turn_together(runs, written):
-    [*take_turns(runs(a={"ranks": 3}, b={"ranks": 2}), seed=1)]
-    events = [(name, what) for name, rank, _, what in written() if what != "start"]
-    assert len(events) == 30
-    for epoch in (1, 2, 3):
-        part = events[10 * epoch - 10 : 10 * epoch]
-        assert {what for _, what in part} == {f"begin {epoch}", f"end {epoch}"}
-        changes = sum(one[0] != other[0] for one, other in itertools.pairwise(part))
-        assert changes == 1, part  # all ranks of one row, then all of the other
-
-
 @pytest.mark.parametrize(
-    "fault, status, reason, code",
+    "faults, reason, code",
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "signal 9 (SIGKILL), probably out of memory", -9),
-        ("turns.add(1000.0); time.sleep(1000)", "timed out", "stopped after 2 s", 124),
-        (KILLS_ANOTHER_ROW, "failed", "signal 9 (SIGKILL), probably out of memory", -9),
+        ({"b": "turns.add(1000.0); time.sleep(1000)"}, "stopped after 2 s", 124),
+        ({"a": KILLS_ANOTHER_ROW}, "signal 9 (SIGKILL), probably out of memory", -9),
     ],
-    ids=["is killed", "hangs", "is killed while it waits"],
+    ids=["hangs", "is killed while it waits"],
 )
-def test_a_row_that_fails_does_not_stop_the_others(fault, status, reason, code, runs, written):
-    rows = {"a": {}, "b": {"fault": fault, "timeout": 2}, "c": {}}
-    if fault == KILLS_ANOTHER_ROW:
-        rows |= {"a": {"fault": fault}, "b": {}}
+def test_a_row_that_fails_does_not_stop_the_others(faults, reason, code, runs, written):
+    rows = {name: {"fault": faults.get(name, ""), "timeout": 2 if name in faults else None} for name in "abc"}
     outcomes = {outcome.configuration: outcome for outcome in take_turns(runs(**rows), seed=2)}
-    assert outcomes["b"].status == status and outcomes["b"].reason.startswith(f"{reason}, ")
+    assert outcomes["b"].reason.startswith(f"{reason}, ")
     assert {name: outcomes[name].exit_code for name in "abc"} == {"a": 0, "b": code, "c": 0}
     assert sum(what == "end 3" for *_, what in written()) == 2
 
@@ -145,32 +129,6 @@ def test_waiting_rows_leave_nothing_behind(runs, tmp_path, monkeypatch):
     turns.close()
     assert signalled == [2]  # all are signalled before one is waited for
     assert not alive(f"{TAG}={own_tag()}") and not [*tmp_path.glob("parallel-training-*")]
-
-
-def probe_of(*memory):
-    return Probe(1000, 200, 2.0, (), (), (), memory=memory)
-
-
-def test_turns_need_memory_for_all_rows():
-    plan = [
-        configuration(num_workers=2),
-        configuration("ddp", per_device_batch_size=50, num_workers=2),
-        configuration("mp", skip="it cannot run"),
-    ]
-    # 1 device and half of 2 workers; 2 devices and half of 2 workers and a launcher
-    words = "together they could need 11.0 GiB of memory, 10.0 are free"
-    for free, why in ((11, ""), (10, words)):
-        assert why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, free * GIB))) == why
-    assert "not known" in why_not_in_turns(plan, probe_of())
-    plan = [configuration(), replace(configuration("pipeline"), stages=3)]  # 1 device; 3 devices and half of a launcher
-    assert "could need 9.0 GiB" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", 2 * GIB, 8 * GIB)))
-
-
-def test_turns_need_a_gpu_that_several_processes_may_use():
-    plan, cpu = [configuration(), configuration("ddp")], MemoryUse("cpu", GIB, 100 * GIB)
-    assert why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, 0))) == ""  # its free memory does not matter
-    assert "compute mode lets one process" in why_not_in_turns(plan, probe_of(cpu, MemoryUse("cuda", GIB, None)))
-    assert "GiB of memory" in why_not_in_turns(plan, probe_of(MemoryUse("cpu", GIB, 0), MemoryUse("cuda", 0, GIB)))
 
 
 @pytest.mark.parametrize(
