@@ -193,8 +193,7 @@ def _loading_advice(case: Case) -> Finding:
         same_method = other.configuration.method == row.configuration.method
         equal = same_method and replace(theirs, num_workers=planned.num_workers) == planned
         if other.results and equal and theirs.num_workers > planned.num_workers:
-            step = case.summaries[other.name].step_milliseconds
-            more.append((step or math.inf, theirs.num_workers))
+            more.append((case.summaries[other.name].step_milliseconds, theirs.num_workers))
     if more:
         step, best = min(more)
         kind = "one worker" if best == 1 else "more workers"

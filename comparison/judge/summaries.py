@@ -203,9 +203,7 @@ def utilisation(row: Row, images_per_second: float, flop: float | None) -> float
 
 
 def unsteadiness(row: Row) -> list[Finding]:
-    """Return reasons to doubt a row's times."""
-    if not row.results:
-        return []
+    """Return reasons to doubt a row's times. Needs a result."""
     is_script = row.configuration.is_script
     reasons = []
     seconds = [statistics.fmean(_comparable_seconds(row, result.timed_epochs)) for result in row.results]
