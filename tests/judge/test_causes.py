@@ -212,23 +212,21 @@ def test_long_steps_are_named_if_they_cause_most_of_a_part(period, kind):
 def test_the_long_steps_of_the_baseline_are_ideal_in_weak_scaling_too():
     long = {"forward": LongSteps(0.05, 3.0, 20)}
     base, own = (run(*[replace(rank(STEP_MS), long_steps=long)] * ranks) for ranks in (1, 2))
-    twice = replace(own, epochs=tuple(replace(epoch, samples=2 * epoch.samples) for epoch in own.epochs))
+    twice = each_epoch(own, samples=2 * own.epochs[0].samples)
     for result, expected in ((own, 1.5), (twice, 3.0)):
         report = report_of(row("single", [base] * 3), row("ddp", [result] * 3), allow_unequal=True, scaling="weak")
         assert analyse(report).rows[1].accounts.usual == {"forward": expected}
 
 
 def test_different_long_steps_have_no_period():
-    periods = iter([20, 20, 20, 7, 9, 11])
-    runs = [
-        run(*[replace(rank(halves(forward=11.0)), long_steps={"forward": LongSteps(0.05, 6.0, next(periods))})] * 2)
-        for _ in range(6)
-    ]
-    without = [run(*[rank(halves(forward=11.0))] * 2)] * 2
-    causes = causes_of(single(), row("ddp", runs[:3])), causes_of(single(), row("ddp", runs[3:]))
-    assert [found["forward"].values["place"].kind for found in causes] == ["regular steps", "some steps"]
-    (pooled,) = {rank.long["forward"].period for rank in mean_ranks(list(map(rank_means, [runs[0], *without])))}
-    assert pooled is None  # two runs of three have no such steps
+    def runs(*periods):
+        long = [{"forward": LongSteps(0.05, 6.0, period)} if period else {} for period in periods]
+        return [run(*[replace(rank(halves(forward=11.0)), long_steps=own)] * 2) for own in long]
+
+    for periods, kind in (((20, 20, 20), "regular steps"), ((7, 9, 11), "some steps")):
+        assert causes_of(single(), row("ddp", runs(*periods)))["forward"].values["place"].kind == kind
+    pooled, _ = mean_ranks(list(map(rank_means, runs(20, None, None))))
+    assert pooled.long["forward"].period is None  # two runs of three have no such steps
 
 
 def test_throttling_by_a_quota_comes_first():
