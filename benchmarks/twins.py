@@ -23,7 +23,6 @@ from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_int
 from comparison.judge.statistics import SLOWER
-from comparison.judge.summaries import run_seconds
 from comparison.methods import Machine
 from comparison.plan.counterparts import TWIN, twin_of
 from comparison.plan.plan import make_order, make_plan
@@ -78,7 +77,7 @@ def compare(seed: int, budget: float) -> Comparison | None:
         return None
     single, slower = analysis.rows
     (pair,) = analysis.pairs[TWIN]
-    speed_up, seconds = slower.standing.speed_up, statistics.geometric_mean(run_seconds(single.row))
+    speed_up, seconds = slower.standing.speed_up, single.summary.epoch_seconds
     ratios = [(ratio.value, ratio.low, ratio.high) for ratio in (pair.ratio, speed_up)]
     true, found = 1 / (1 + planted * STEPS / seconds), speed_up.words == SLOWER
     return Comparison(seed, single.summary.runs, 1000 * planted, true, *ratios, told_apart(pair.ratio), found)

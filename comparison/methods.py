@@ -17,6 +17,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 NO_EXCHANGE = ("--no-sync",)
 RANKS = ("nodes", "nproc")  # settings of a method with one process per device
 ALL_CORES, DATA_PARALLEL, DDP = "one process, all cores", "DataParallel", "DDP"
+BASELINE, PROJECTED = "single", "ddp"  # the default of --baseline, and the method that --project is about
+LADDER = (BASELINE, "single-all-cores", "ddp-1", "ddp-no-sync", "ddp")  # --methods ladder, step by step
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,8 @@ class Method:
     a device of the other rows has a share; not used on GPUs. cuts: it cuts the network into stages, --nproc of them if
     it uses that setting, otherwise two. one_each: every stage needs a micro-batch. uncompilable: why torch.compile must
     not rewrite its network, if so. package: a package it needs that is not in the requirements. called: its name in a
-    sentence. without_exchange: flags that disable the gradient exchange. baseline: it is the default --baseline.
-    by_default: it is a default of --methods, on machines with at least default_gpus GPUs. rung: it is part of --methods
-    ladder. projected: --project is about it. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of
+    sentence. without_exchange: flags that disable the gradient exchange. by_default: it is a default of --methods, on
+    machines with at least default_gpus GPUs. complexity: 0 one process, 1 DataParallel, 2 DDP, 3 FSDP, 4 pipeline; of
     equally fast rows the simplest is recommended.
     """
 
@@ -84,22 +85,14 @@ class Method:
     called: str = ""
     parts: Parts | None = None
     without_exchange: tuple[str, ...] = ()
-    baseline: bool = False
     by_default: bool = True
     default_gpus: int = 0
-    rung: bool = False
-    projected: bool = False
     complexity: int = 0
 
     @property
     def staged(self) -> bool:
         """Whether each device is a stage of one network, so that each sees the whole batch."""
         return self.cuts and "nproc" in self.uses
-
-    @property
-    def times_only(self) -> bool:
-        """Whether only its times mean anything."""
-        return bool(self.differs)
 
     @property
     def missing(self) -> str:
@@ -184,10 +177,8 @@ STAGES: dict[str, Any] = {**CUT, "uses": (*RANKS, "micro_batches")}
 MICRO: dict[str, Any] = {"uses": ("micro_batches",)}
 # Colour-blind safe palettes of Okabe and Ito (2008) and P. Tol (2021); line styles and markers differ too.
 METHODS = {
-    "single": Method(_single, Look("#000000", "-", "o"), baseline=True, rung=True),
-    "single-all-cores": Method(
-        _all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, rung=True, called=ALL_CORES
-    ),
+    "single": Method(_single, Look("#000000", "-", "o")),
+    "single-all-cores": Method(_all_cores, Look("#8C510A", (0, (2, 1)), "X"), all_cores=True, called=ALL_CORES),
     "dp": Method(
         _dp,
         Look("#E69F00", "--", "s"),
@@ -196,20 +187,16 @@ METHODS = {
         called=DATA_PARALLEL,
         complexity=1,
     ),
-    "ddp-1": Method(_ddp_1, Look("#AA4499", (0, (3, 1)), "<"), by_default=False, rung=True, complexity=2),
-    "ddp-no-sync": Method(
-        _no_sync, Look("#D55E00", (0, (1, 2)), ">"), **VARIANT, differs="it exchanges no gradients", rung=True
-    ),
+    "ddp-1": Method(_ddp_1, Look("#AA4499", (0, (3, 1)), "<"), by_default=False, complexity=2),
+    "ddp-no-sync": Method(_no_sync, Look("#D55E00", (0, (1, 2)), ">"), **VARIANT, differs="it exchanges no gradients"),
     "ddp": Method(
         _ddp,
         Look("#0072B2", "-.", "^"),
         uses=(*RANKS, "bucket_mb"),
         divides=True,
-        rung=True,
         called=DDP,
         parts=Parts(without="single", one_rank="ddp-1", no_exchange="ddp-no-sync"),
         without_exchange=NO_EXCHANGE,
-        projected=True,
         complexity=2,
     ),
     "ddp-bf16": Method(_bf16, Look("#332288", (0, (4, 2, 1, 2)), "1"), **VARIANT, rounds="gradients to bf16"),
@@ -239,6 +226,7 @@ METHODS = {
     ),
     "accelerate": Method(_accelerate, Look("#56B4E9", (0, (8, 2)), "P"), **SHARED, package="accelerate", complexity=2),
 }
+ALL_CORES_METHODS = [name for name, method in METHODS.items() if method.all_cores]
 UNKNOWN = Method(None)
 SCRIPT = "script"  # the "method" of rows that run a user's own training script
 
@@ -246,26 +234,6 @@ SCRIPT = "script"  # the "method" of rows that run a user's own training script
 def method_of(name: str) -> Method:
     """Return the record of a method, or UNKNOWN for one that only an old results.json has."""
     return METHODS.get(name, UNKNOWN)
-
-
-def default_baseline() -> str:
-    """Return the default of --baseline."""
-    return next(name for name, method in METHODS.items() if method.baseline)
-
-
-def ladder() -> list[str]:
-    """Return the methods of --methods ladder, step by step from one device to DDP."""
-    return [name for name, method in METHODS.items() if method.rung]
-
-
-def projected_method() -> Method:
-    """Return the record of the method that --project is about."""
-    return next(method for method in METHODS.values() if method.projected)
-
-
-def all_cores_methods() -> list[str]:
-    """Return the methods that use all cores of a CPU."""
-    return [name for name, method in METHODS.items() if method.all_cores]
 
 
 def default_methods(machine: Machine) -> list[str]:

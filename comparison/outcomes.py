@@ -105,7 +105,8 @@ def foreign_of(outcomes: Iterable[Outcome], cores: float) -> Foreign:
     busy, taken, gpu, stolen = [0.0], [0.0], [0.0], [0.0]
     for outcome in ended_well:
         foreign_cores = outcome.foreign_cores or 0.0
-        spare_cores = max(0.0, cores - _cores_needed(outcome.result))
+        needed = threads_needed(outcome.result) if outcome.result else 0
+        spare_cores = max(0.0, cores - needed)
         busy.append(foreign_cores)
         taken.append(foreign_cores - spare_cores)
         gpu += [card.foreign or 0.0 for card in outcome.cards]
@@ -113,11 +114,9 @@ def foreign_of(outcomes: Iterable[Outcome], cores: float) -> Foreign:
     return Foreign(max(busy), cores, max(gpu), min(1.0, max(taken)), max(stolen))
 
 
-def _cores_needed(result: RunResult | None) -> int:
-    if not result:
-        return 0
-    threads = result.threads_per_process if result.devices[0] == "cpu" else 1  # one thread feeds a GPU
-    return result.world_size * threads
+def threads_needed(result: RunResult) -> int:
+    """Return how many threads of a run compute; one of each process feeds a GPU."""
+    return result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
 
 
 @dataclass(frozen=True)

@@ -237,9 +237,7 @@ class Report:
         """The names of the user's scripts, and the number of their variants."""
         own = [row.configuration.label for row in self.rows if not row.configuration.what_if]
         names, variants = ", ".join(own), len(self.rows) - len(own)
-        scripts = say("training scripts {names}", names=names)
-        if len(own) == 1:
-            scripts = say("training script {names}", names=names)
+        scripts = say("training script {names}" if len(own) == 1 else "training scripts {names}", names=names)
         return say("{scripts} and {tried}", scripts=scripts, tried=count(variants, "variant")) if variants else scripts
 
     @property

@@ -252,7 +252,7 @@ class Row:
     @property
     def times_only(self) -> bool:
         """Whether the method deliberately trains something else, so that its accuracy means nothing."""
-        return method_of(self.configuration.method).times_only
+        return bool(method_of(self.configuration.method).differs)
 
     @property
     def learns(self) -> bool:

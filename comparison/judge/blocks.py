@@ -147,7 +147,7 @@ class Table:
     """Measurements in blocks, and how to judge them. values: (blocks, columns), nan where nothing was measured.
 
     columns: their names. disturbed: the columns measured while other programs used the machine. confidence,
-    noise_blocks: as for `ratios`. equal_within: as in Ratio.
+    noise_blocks: as for `ratios`. equal_within: as in Ratio. kind: of a wall time, see comparison.judge.measures.
     """
 
     columns: tuple[str, ...]
@@ -156,6 +156,7 @@ class Table:
     noise_blocks: int | None = None
     equal_within: float = EQUAL_WITHIN
     disturbed: frozenset[str] = frozenset()
+    kind: str = ""
 
     @functools.cached_property
     def means(self) -> dict[str, float]:

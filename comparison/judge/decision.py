@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from comparison.judge.blocks import Table
 from comparison.judge.fairness import NOT_SHOWN, OF_A_BATCH, differences, exempt, less_accurate, shown_less_accurate
-from comparison.judge.measures import WHOLE_RUN, Measures, WallTime
+from comparison.judge.measures import WHOLE_RUN, Measures
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER, Ratio, any_reference
 from comparison.methods import method_of
@@ -32,7 +33,7 @@ class Decision:
     """
 
     kind: str
-    wall_time: WallTime
+    wall_time: Table
     trained: str = ""
     best: RowAnalysis | None = None
     ratios: dict[str, Ratio] = field(default_factory=dict)
@@ -73,8 +74,7 @@ def decide(report: Report, rows: Sequence[RowAnalysis], measures: Measures) -> t
 def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures: Measures, trainings: int) -> Decision:
     """Decide between the timed rows of one of several trainings, eligible or not."""
     wall_time = measures.per_samples if timed[0].row.configuration.is_script else measures.wall_time
-    confidence = any_reference(wall_time.times.confidence, len(timed), trainings)
-    wall_time = replace(wall_time, times=replace(wall_time.times, confidence=confidence))
+    wall_time = replace(wall_time, confidence=any_reference(wall_time.confidence, len(timed), trainings))
     ineligible = _ineligible(report, timed, measures)
     seconds = wall_time.means
     by_time = sorted(timed, key=lambda entry: seconds[entry.name])
@@ -92,7 +92,7 @@ def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures
         return undecided("all cores")
     if fastest.summary.runs < 2 or any(ratios[entry.name].low is None for entry in eligible[1:]):
         return undecided("few runs", best=fastest)
-    most = (1 + wall_time.times.equal_within) * seconds[fastest.name]
+    most = (1 + wall_time.equal_within) * seconds[fastest.name]
     as_good = [entry for entry in eligible if seconds[entry.name] <= most and not _proved_slower(ratios, entry)]
     best = min(as_good, key=_simplicity)
     ratios = _ratios_to(best, timed, wall_time)
@@ -101,10 +101,10 @@ def _decide(report: Report, trained: str, timed: Sequence[RowAnalysis], measures
     return Decision("use", wall_time, trained, best, ratios, eligible, tied, ineligible, later, epochs)
 
 
-def _ratios_to(reference: RowAnalysis, timed: Sequence[RowAnalysis], wall_time: WallTime) -> dict[str, Ratio]:
+def _ratios_to(reference: RowAnalysis, timed: Sequence[RowAnalysis], wall_time: Table) -> dict[str, Ratio]:
     """Return how many times as long as `reference` each row takes, by name."""
     names = [entry.name for entry in timed if entry is not reference]
-    ratios = wall_time.times.ratios(reference.name, names)
+    ratios = wall_time.ratios(reference.name, names)
     return {reference.name: Ratio(1.0), **{name: ratio.inverse for name, ratio in zip(names, ratios, strict=True)}}
 
 
@@ -181,12 +181,12 @@ def _fault(report: Report, entry: RowAnalysis, reference: Row) -> str:
 
 
 def _faster_later(
-    eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures, wall_time: WallTime
+    eligible: Sequence[RowAnalysis], best: RowAnalysis, measures: Measures, wall_time: Table
 ) -> tuple[RowAnalysis | None, int]:
     """Return the row that overtakes `best` after the fewest epochs, from start to exit, and that number of epochs."""
     per_epoch = measures.per_epoch
     others = [entry for entry in eligible if entry is not best]
-    ratios = per_epoch.times.ratios(best.name, [entry.name for entry in others], wall_time.times.confidence)
+    ratios = per_epoch.ratios(best.name, [entry.name for entry in others], wall_time.confidence)
     found: list[tuple[int, RowAnalysis]] = []
     for entry, ratio in zip(others, ratios, strict=True):
         extra = wall_time.means[entry.name] - wall_time.means[best.name]

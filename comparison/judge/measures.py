@@ -17,6 +17,8 @@ from comparison.outcomes import Outcome
 from comparison.record import Report
 from comparison.rows import Row
 
+# Kinds of wall time, in seconds: of an epoch with its evaluation; from start to exit of the command; the same if a
+# target accuracy ends the run; of A_THOUSAND samples.
 PER_EPOCH, WHOLE_RUN, TO_TARGET, PER_SAMPLES = "epoch", "run", "target", "samples"
 
 
@@ -35,21 +37,6 @@ class Resolution:
 
 
 @dataclass(frozen=True)
-class WallTime:
-    """The wall time of every row, in seconds. kind: PER_EPOCH, with the evaluation; WHOLE_RUN, from start to exit of
-    the command; TO_TARGET, the same if a target accuracy ends the run; or PER_SAMPLES, for A_THOUSAND samples.
-    """
-
-    kind: str
-    times: Table
-
-    @property
-    def means(self) -> dict[str, float]:
-        """By configuration's name: geometric, adjusted to all blocks."""
-        return self.times.means
-
-
-@dataclass(frozen=True)
 class Measures:
     """What all runs of a report show.
 
@@ -62,9 +49,9 @@ class Measures:
     asked: Table
     images: Table
     accuracies: Table
-    wall_time: WallTime
-    per_samples: WallTime
-    per_epoch: WallTime
+    wall_time: Table
+    per_samples: Table
+    per_epoch: Table
     summaries: dict[str, Summary]
     resolution: Resolution | None
 
@@ -111,10 +98,10 @@ def measure(report: Report) -> Measures:
     asked = images if settings.get("target_accuracy") is None else training
     learning = [row for row in report.rows if row.learns]
     accuracies = table(learning, lambda _, result: 100 * result.epochs[-1].test_accuracy)
-    per_samples = WallTime(PER_SAMPLES, replace(images, values=A_THOUSAND * images.values))
-    per_epoch = WallTime(PER_EPOCH, table(rows, partial(_epoch_seconds, _images_of_epoch(report))))
+    per_samples = replace(images, values=A_THOUSAND * images.values, kind=PER_SAMPLES)
+    per_epoch = replace(table(rows, partial(_epoch_seconds, _images_of_epoch(report))), kind=PER_EPOCH)
     kind = _deciding_wall_time(report)
-    wall_time = {PER_EPOCH: per_epoch, PER_SAMPLES: per_samples}.get(kind) or WallTime(kind, total)
+    wall_time = {PER_EPOCH: per_epoch, PER_SAMPLES: per_samples}.get(kind) or replace(total, kind=kind)
     flop = {model.model: model.flop for model in report.probe.models} if report.probe else {}
     noise = residuals(images.values)
     summaries = {}

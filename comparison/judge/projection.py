@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from common.files.probe import Bucket, ModelLink, Probe
 from comparison.cluster import ALONE, Cluster, Link, expected_maximum
 from comparison.judge.summaries import Finding, Summary
-from comparison.methods import method_of, projected_method
+from comparison.methods import BASELINE, METHODS, PROJECTED
 from comparison.record import Report
 from comparison.rows import Planned
 from comparison.words import say
@@ -211,13 +211,12 @@ def _measured(report: Report, cluster: Cluster, summaries: dict[str, Summary]) -
     """Return the seconds per epoch of this machine's row with these devices and the first row's plan, if it was run."""
     scaled = "batch_size" if report.settings["scaling"] == "weak" else "per_device_batch_size"  # with the devices
     for row in report.rows:
-        method, planned = method_of(row.configuration.method), row.configuration.planned
         if (
             cluster.machines == 1
-            and (method.baseline if cluster == ALONE else method.projected)
+            and row.configuration.method == (BASELINE if cluster == ALONE else PROJECTED)
             and row.results
             and len(row.results[0].devices) == cluster.devices
-            and replace(planned, **{scaled: getattr(report.first, scaled)}) == report.first
+            and replace(row.configuration.planned, **{scaled: getattr(report.first, scaled)}) == report.first
         ):
             return summaries[row.name].epoch_seconds
     return None
@@ -226,7 +225,7 @@ def _measured(report: Report, cluster: Cluster, summaries: dict[str, Summary]) -
 def _assumptions(basis: Basis, clusters: Sequence[Cluster]) -> Iterator[Finding]:
     planned, link, model = basis.planned, basis.link, basis.planned.model
     kind = "projected per device" if basis.weak else "projected"
-    yield Finding(kind, {"model": model, "n": basis.batch, "name": projected_method().called})
+    yield Finding(kind, {"model": model, "n": basis.batch, "name": METHODS[PROJECTED].called})
     yield Finding("even devices")
     rate = {"workers": planned.num_workers, "r": 1000 / basis.loading}
     yield Finding("loader" if planned.num_workers else "no loader workers", rate)

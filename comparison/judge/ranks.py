@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from common.files.results import PHASES, LongSteps, PhaseTimes, RankTimes, RunResult, Span
 from comparison.judge.statistics import Excess, mean_excess
+from comparison.outcomes import threads_needed
 
 OUTSIDE = "outside"
 COMPUTATION = ("forward", "backward", "update")
@@ -182,8 +183,7 @@ def _throttled(result: RunResult) -> float | None:
     stopped = [rank.throttled_seconds for rank in ranks if rank.throttled_seconds is not None]
     if not ranks or len(stopped) < len(ranks):
         return None
-    threads = result.threads_per_process if result.devices[0] == "cpu" else 1
-    needed = result.world_size * threads + result.loader_workers
+    needed = threads_needed(result) + result.loader_workers
     nodes = len(result.environment.get("nodes", ())) or 1
     return min(1.0, sum(stopped) / sum(rank.train_seconds for rank in ranks) / (needed / nodes))
 

@@ -89,7 +89,7 @@ def any_reference(confidence: float, rows: int, families: int = 1) -> float:
     With it, the ratios to each possible reference hold simultaneously, in several families together. A ratio of two
     rows is one to either of them, so errors add up to at most half of those of all references (Boole's inequality).
     """
-    return 1 - 2 * (1 - confidence) / (max(2, rows) * families)
+    return 1 - 2 * (1 - confidence) / (rows * families)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from comparison.judge.statistics import Excess
 from comparison.judge.steps import LATE, Accounts
 from comparison.judge.summaries import Finding, Summary
 from comparison.methods import method_of
+from comparison.outcomes import threads_needed
 from comparison.record import Report
 from comparison.rows import Row
 
@@ -185,23 +186,20 @@ def _loading_advice(case: Case) -> Finding:
     row, result, planned = case.row, case.result, case.row.configuration.planned
     if result.config["loader"] == "resident":
         return Finding("small network")
-    workers = result.loader_workers
+    workers, threads = result.loader_workers, threads_needed(result)
     more = []
     for other in case.report.rows:
         theirs = other.configuration.planned
         same_method = other.configuration.method == row.configuration.method
         equal = same_method and replace(theirs, num_workers=planned.num_workers) == planned
         if other.results and equal and theirs.num_workers > planned.num_workers:
-            step = case.summaries[other.name].step_milliseconds
-            more.append((step or math.inf, theirs.num_workers))
+            more.append((case.summaries[other.name].step_milliseconds, theirs.num_workers))
     if more:
         step, best = min(more)
         kind = "one worker" if best == 1 else "more workers"
         if step >= case.summary.step_milliseconds:
             kind = "enough workers"
         return Finding(kind, {"n": best, "m": workers, "s": step})
-    # On a CPU all threads compute; a GPU needs one thread per process.
-    threads = result.world_size * (result.threads_per_process if result.devices[0] == "cpu" else 1)
     left = int(row.cores - workers - threads)
     if left > 0:
         kind = "cores for workers" if row.configuration.is_script else "a core left" if left == 1 else "cores left"

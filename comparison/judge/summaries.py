@@ -120,11 +120,6 @@ class Summary:
         return self.phases.known.get("data", 0.0) / self.step_milliseconds
 
 
-def run_seconds(row: Row) -> list[float]:
-    """Return the mean seconds per epoch of each successful run."""
-    return [statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs) for result in row.results]
-
-
 def image_seconds(_: Outcome, result: RunResult) -> float:
     """Return a run's mean seconds per image: rows may differ in the number of images of an epoch."""
     epochs = result.timed_epochs
@@ -144,13 +139,12 @@ def summarise(
     trainings: the seconds of each run's training. flop: per image, if known. asked, per_image, training, total:
     adjusted mean seconds of what rows are judged by, of an image, of the training and of the command.
     """
-    seconds = run_seconds(row)
-    if not seconds:
+    if not row.results:
         return Summary()
     epochs = [epoch for result in row.results for epoch in result.timed_epochs]
     phases = [epoch.known for result in row.results for epoch in critical_phases(result)]
     return Summary(
-        runs=len(seconds),
+        runs=len(row.results),
         asked_seconds=asked,
         **({} if row.configuration.is_script else _epoch_times(epochs, per_image)),
         images_per_second=1 / per_image,
@@ -209,9 +203,7 @@ def utilisation(row: Row, images_per_second: float, flop: float | None) -> float
 
 
 def unsteadiness(row: Row) -> list[Finding]:
-    """Return reasons to doubt a row's times."""
-    if not row.results:
-        return []
+    """Return reasons to doubt a row's times. Needs a result."""
     is_script = row.configuration.is_script
     reasons = []
     seconds = [statistics.fmean(_comparable_seconds(row, result.timed_epochs)) for result in row.results]

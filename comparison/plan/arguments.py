@@ -10,7 +10,7 @@ from common.settings.config import option
 from common.settings.totals import per_process
 from common.words import count
 from comparison.cluster import Cluster
-from comparison.methods import METHODS, Machine, default_baseline
+from comparison.methods import BASELINE, METHODS, Machine
 from comparison.plan.flags import FLAGS
 from comparison.plan.plan import type_flags
 from comparison.rows import Configuration
@@ -70,7 +70,7 @@ def refuse_impossible(arguments: argparse.Namespace, machine: Machine, plan: lis
     methods, baseline = {row.method for row in plan}, arguments.baseline
     rows = f"the rows are {', '.join(sorted(methods))}, the baseline is {baseline}"
     advice = "add it to --methods, or leave this out"
-    if baseline != default_baseline():  # the report says if the default baseline is missing
+    if baseline != BASELINE:  # the report says if the default baseline is missing
         what = f"--baseline {baseline} matches no row of this comparison"
         refuse_if(baseline not in methods, what, rows, advice)
     for guess in arguments.predict:

@@ -13,7 +13,7 @@ from common.settings.config import FLAGS as TRAINING
 from common.settings.config import add_training_flags, default_model, flags_with, option, parse_with_recipe
 from common.settings.contradictions import check_image_size, check_milestones
 from comparison.cluster import Cluster
-from comparison.methods import METHODS, Machine, default_baseline, default_methods, ladder
+from comparison.methods import BASELINE, LADDER, METHODS, Machine, default_methods
 from comparison.plan.plan import type_flags
 from comparison.plan.scripts import parse_script
 from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
@@ -81,7 +81,7 @@ def parse_method(text: str) -> list[tuple[str, dict[str, object]]]:
         else:
             own[name] = True
     chosen = one_of((*METHODS, "ladder"))(method)
-    return [(name, own) for name in (ladder() if chosen == "ladder" else [chosen])]
+    return [(name, own) for name in (LADDER if chosen == "ladder" else [chosen])]
 
 
 def guess(text: str) -> str:
@@ -101,7 +101,7 @@ def _results(text):
 
 
 def _baseline(text):
-    if METHODS[name := one_of(METHODS)(text)].times_only:
+    if METHODS[name := one_of(METHODS)(text)].differs:
         raise argparse.ArgumentTypeError(f"{name} trains nothing that could be a baseline")
     return name
 
@@ -137,7 +137,7 @@ GROUPS = {  # of --help-all, by the first flag of each
 }
 FLAGS = {
     "methods": Flag(
-        f"{' | '.join(METHODS)} | ladder ({' '.join(ladder())}); ddp:num-workers=4 sets a value for one (on a CPU "
+        f"{' | '.join(METHODS)} | ladder ({' '.join(LADDER)}); ddp:num-workers=4 sets a value for one (on a CPU "
         f"{' '.join(default_methods(Machine(0, 2)))}; with GPUs {' '.join(default_methods(Machine(2, 2)))})",
         (parse_method, "NAME"),
         nargs="+",
@@ -151,7 +151,7 @@ FLAGS = {
     ),
     "steps": Flag("steps, or seconds, between two turns of a --script (0.5s)", (slice_length, "N|TIME"), SLICE),
     "warmup": Flag("first steps of a --script, not timed (10)", N, WARM_UP),
-    "baseline": Flag("method that speed-ups are relative to (%(default)s)", (_baseline, "NAME"), default_baseline()),
+    "baseline": Flag("method that speed-ups are relative to (%(default)s)", (_baseline, "NAME"), BASELINE),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag("nodes of a SLURM job, each with --nproc devices (1)", N, [1], "+", plans=True),
     "micro_batches": Flag("micro-batches of mp-micro and pipeline (4)", (positive_int, "M"), [4], "+", plans=True),

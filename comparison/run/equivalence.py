@@ -35,7 +35,7 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
     """
     with temporary_directory() as directory:
         check = _Check(plan, shared_flags, train_images, Path(directory))
-        able = [row for row in plan if not METHODS[row.method].times_only]
+        able = [row for row in plan if not METHODS[row.method].differs]
         in_float32 = check.differences(able, "fp32")
         found = {row.name: _judge(in_float32[row.name], METHODS[row.method].rounds) for row in able}
         differ = [row for row in able if found[row.name].status == "failed" and found[row.name].difference is not None]
@@ -44,8 +44,8 @@ def check_equivalence(plan: list[Configuration], shared_flags: list[str], train_
             if isinstance(difference := in_float64[row.name], float):  # otherwise the result in float32 stands
                 found[row.name] = _judge(difference, METHODS[row.method].rounds, in_float32[row.name])
     for row in plan:
-        if METHODS[row.method].times_only:
-            reason = f"{METHODS[row.method].differs}, so that its weights differ on purpose"
+        if differs := METHODS[row.method].differs:
+            reason = f"{differs}, so that its weights differ on purpose"
             found[row.name] = Equivalence(None, "expected", reason)
     return {row.name: found[row.name] for row in plan}
 

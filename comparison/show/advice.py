@@ -13,7 +13,7 @@ from comparison.judge.remedies import find_remedies
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, Ratio
 from comparison.judge.summaries import Finding
-from comparison.methods import all_cores_methods
+from comparison.methods import ALL_CORES_METHODS
 from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.flags import BUDGET
 from comparison.plan.tips import SAME, UNKNOWN, effect_of
@@ -222,7 +222,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
     """Yield what to type to get a recommendation, or one with fewer ties and exclusions."""
     kind, best, settings = decision.kind, decision.best, analysis.report.settings
     if kind in ("all cores", "own batches", "few runs"):
-        yield sentence(f"after {kind}", methods=join(" or ", all_cores_methods()))
+        yield sentence(f"after {kind}", methods=join(" or ", ALL_CORES_METHODS))
     if kind in ("not measured", "none eligible"):
         if settings["allow_unequal"] and any(why.startswith(UNEQUAL) for why in decision.ineligible.values()):
             yield say("give all rows the same settings, and leave out --allow-unequal.")

@@ -4,7 +4,7 @@ from common.words import percent
 from comparison.judge.analysis import Analysis
 from comparison.judge.measures import confidence_of
 from comparison.judge.statistics import EQUAL_WITHIN, Ratio
-from comparison.methods import all_cores_methods, method_of
+from comparison.methods import ALL_CORES_METHODS, method_of
 from comparison.outcomes import MOST_FOREIGN, TRIAL_MARGIN, TRIAL_STEPS
 from comparison.plan.counterparts import TWIN
 from comparison.record import Report
@@ -168,7 +168,7 @@ def definitions(report: Report) -> list[str]:
     several, weak = report.settings["epochs"] > 1, report.settings["scaling"] == "weak"
     warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
     batches = sentence("batches per device" if weak else "batches in total")
-    exempt = join(" and ", [quoted([method_of(name).called]) for name in all_cores_methods()])
+    exempt = join(" and ", [quoted([method_of(name).called]) for name in ALL_CORES_METHODS])
     in_some_comparisons = [
         (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),
         (on_gpu, sentence("phases on GPU")),

@@ -14,7 +14,7 @@ from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import DISTURBED, EQUAL, FASTER
 from comparison.judge.steps import paired
 from comparison.judge.summaries import successful_runs
-from comparison.methods import projected_method
+from comparison.methods import METHODS, PROJECTED
 from comparison.rows import SWEEPS
 from comparison.show.plots import WIDE, finish, fitted, speed_up_finding, style_of
 from comparison.show.sentences import fastest_value, series_name
@@ -145,7 +145,7 @@ def draw_scaling(analysis: Analysis):
         for part, linestyle, how in ((inside, "-", []), (between, "--", [say("several machines")])):
             if part:
                 part = [alone, *part]
-                label = render(join(", ", [projected_method().called, LABEL, *how]))
+                label = render(join(", ", [METHODS[PROJECTED].called, LABEL, *how]))
                 places, speed_ups = [point.cluster.total for point in part], [point.speed_up for point in part]
                 axis.plot(places, speed_ups, color="#777777", linestyle=linestyle, marker="x", label=label)
                 lows, highs = [point.low for point in part], [point.high for point in part]

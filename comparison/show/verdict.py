@@ -8,7 +8,7 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
 from comparison.judge.step_causes import with_loader_workers
-from comparison.methods import method_of, projected_method
+from comparison.methods import METHODS, PROJECTED, method_of
 from comparison.rows import SWEEPS
 from comparison.show.advice import fastest_parallel, recommendations
 from comparison.show.sentences import (
@@ -72,7 +72,7 @@ def _projected(analysis):
         return list(map(finding_sentence, why))
     template = "{x:.2f} [{low:.2f}, {high:.2f}] on {cluster}"
     speed_ups = [say(template, x=at.speed_up, low=at.low, high=at.high, cluster=at.cluster.words) for at in points]
-    name, points = projected_method().called, join(", ", speed_ups)
+    name, points = METHODS[PROJECTED].called, join(", ", speed_ups)
     found = [say("Speed-up of {name} ({label}): {points}.", name=name, label=LABEL, points=points)]
     if settings["link_gbps"]:
         found.append(sentence("network", g=settings["link_gbps"], x=settings["link_ms"] or 0.0))

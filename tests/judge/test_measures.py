@@ -8,31 +8,33 @@ import numpy as np
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import _fixed_share, confidence_of, measure
-from comparison.judge.statistics import mean_interval
-from comparison.judge.summaries import run_seconds, successful_runs, unsteadiness
+from comparison.judge.measures import confidence_of, measure
+from comparison.judge.summaries import unsteadiness
 from comparison.plan.counterparts import TWIN, counterpart
 from comparison.show.report import write_csv
 from comparison.show.sentences import finding_sentence
 from comparison.show.tables import main_table
-from tests.reports import SINGLE, configuration, each_epoch, make_result, report_of, runs
+from tests.reports import SINGLE, configuration, make_result, report_of, runs
 
 stats = pytest.importorskip("scipy.stats")
 
 
-def row_of(*results, **values):
-    return report_of((configuration(), results), **values).rows[0]
+def row_of(*results):
+    return report_of((configuration(), results)).rows[0]
 
 
 def summary_of(*results, method="single"):
     return measure(report_of((configuration(method), results))).summaries[method]
 
 
-def test_means_exclude_the_warm_up_epoch_and_failed_runs():
-    seconds = (9.0, 1.0, 4.0, 4.0), (9.0, 3.0, 5.0, 4.0), (9.0, 8.0, 6.0, 7.0)
-    results = [*(make_result(seconds=own) for own in seconds), "failed"]
-    numbers, mean = summary_of(*results), (3.0 * 4.0 * 7.0) ** (1 / 3)
-    assert run_seconds(row_of(*results)) == [3.0, 4.0, 7.0]
+def test_means_exclude_the_warm_up_epoch_and_runs_that_did_not_end_well():
+    seconds = (9.0, 1.0, 4.0, 4.0), (9.0, 3.0, 5.0, 4.0), (9.0, 8.0, 6.0, 7.0), (9.0, 9.0)
+    report = report_of((configuration(), [*(make_result(seconds=own) for own in seconds), "failed"]))
+    *well, last, failed = report.outcomes
+    diverged = replace(last, status="diverged")
+    report = replace(report, outcomes=(*well, diverged, failed))
+    numbers, mean = measure(report).summaries["single"], (3.0 * 4.0 * 7.0) ** (1 / 3)
+    assert report.rows[0].troubles == [diverged, failed]
     assert numbers.epoch_seconds == pytest.approx(mean) and numbers.images_per_second == pytest.approx(1000 / mean)
     assert (numbers.fastest_epoch, numbers.slowest_epoch, numbers.runs) == (1.0, 8.0, 3)
     assert numbers.accuracy == pytest.approx(0.9)
@@ -40,33 +42,12 @@ def test_means_exclude_the_warm_up_epoch_and_failed_runs():
     assert summary_of("failed").epoch_seconds is None
 
 
-def test_a_diverged_run_with_a_result_does_not_count():
-    report = report_of((configuration(), [make_result(seconds=(9.0, 2.0)), make_result(seconds=(9.0, 1.0))]))
-    diverged = replace(report.outcomes[1], status="diverged")
-    (row,) = replace(report, outcomes=(report.outcomes[0], diverged)).rows
-    assert run_seconds(row) == [2.0] and row.troubles == [diverged]
-    assert [run for run, _ in successful_runs(row)] == [report.outcomes[0]]
-
-
-def test_the_fixed_share_of_a_run():
-    result = replace(each_epoch(make_result(seconds=(5.0, 2.0, 2.5)), evaluate_seconds=0.25), startup_seconds=1.5)
-    assert _fixed_share(result) == pytest.approx((1.5 + 5.0 - 2.25) / (1.5 + 9.5 + 0.75))
-
-
-def test_a_method_that_trains_something_else_has_no_accuracy():
-    numbers = summary_of(*runs("ddp"), method="ddp-no-sync")
-    assert numbers.accuracy is None and numbers.epoch_seconds == pytest.approx(2.0, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     "results, words",
     [
-        (runs(), []),
         (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s"]),
-        (runs(first=8.0), ["4.0 times", "--epochs"]),
-        (runs(first=8.0, epochs=2), ["4.0 times"]),
+        (runs(first=8.0, epochs=2), ["4.0 times", "--epochs"]),
         ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
-        ([make_result(seconds=(1.0, 1.0, 1.0, 1.2, 1.0, 1.0))], []),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),
         (runs(seconds=(0.002, 0.003, 0.002)), ["(0.0020 to 0.0030 s per epoch)"]),
         ([make_result(seconds=(*4 * (0.002,), 0.003))], ["epoch 5 took 0.0030 s (median 0.0020 s)"]),
@@ -74,24 +55,15 @@ def test_a_method_that_trains_something_else_has_no_accuracy():
 )
 def test_warnings_of_unsteady_rows(results, words):
     reasons = list(map(finding_sentence, unsteadiness(row_of(*results))))
-    assert len(reasons) == bool(words) and all(word in reason for reason in reasons for word in words)
-
-
-def test_stalls_count_and_other_programs_disturb_on_few_cores():
-    seconds = (9.0, 1.0, 3.0, 1.0, 3.0, 1.0)
-    assert run_seconds(row_of(make_result(seconds=seconds))) == pytest.approx([sum(seconds[1:]) / 5])
-    eight_cores = {"environment": {"torch": "2.11.0", "cores": 8, "gpus": []}}
-    assert row_of(*runs(), foreign_cores={"single": 0.5}).disturbed
-    assert not row_of(*runs(**eight_cores), foreign_cores={"single": 0.5}).disturbed
+    assert len(reasons) == 1 and all(word in reasons[0] for word in words)
 
 
 def test_a_training_time_has_an_interval_from_three_runs():
     seconds = [8.0, 9.0, 11.0]
     logs = np.log(seconds)
     expected = stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs))
-    assert np.log(mean_interval(seconds, math.exp(logs.mean()))) == pytest.approx(expected)
-    assert mean_interval(seconds[:2], 8.5) is None
     assert np.log(summary_of(*runs(seconds=seconds, epochs=1)).training_interval) == pytest.approx(expected)
+    assert summary_of(*runs(seconds=seconds[:2], epochs=1)).training_interval is None
 
 
 @pytest.mark.parametrize(
@@ -171,13 +143,11 @@ def compared(*cards, precision="float32", flop=1e9, **values):
     "report, mfu",
     [
         (compared(H100), 1e12 / 67e12),
-        (compared(H100, H100), 1e12 / 134e12),
         (compared(H100, precision="bfloat16 autocast"), 1e12 / 989.5e12),
         (compared(H100, precision="float32 as TF32"), 1e12 / 494.5e12),
         (compared(H100, T4), 1e12 / 75.1e12),
         (compared(T4, precision="bfloat16 autocast"), None),  # not supported
         (compared(H100, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"), None),
-        (compared(H100, precision="float64"), None),
         (compared(H100, flop=None), None),
         (compared(H100, simulated=True), None),
     ],

@@ -32,14 +32,24 @@ def slow(phase, **values):
 WORKERS = {"config": {**runs()[0].config, "loader": "workers"}, "workers_per_process": 1}
 
 
-def test_no_remedy_without_a_cause_a_cost_or_a_known_remedy():
-    even, quick = rank(halves()), rank(halves(update=halves()["update"] - 3.0))
-    stage = rank(halves(forward=11.0, exchange=5.0))  # a stage already has the whole batch
-    for row, cause in ((ddp(even, even), None), (ddp(quick, quick), "update"), (pipeline(stage, stage), "forward")):
-        analysis = analyse(report_of(single(), row))
-        kinds = [found.kind for found in analysis.rows[1].causes]
-        assert kinds == [] if cause is None else cause in kinds
-        assert find_remedies(analysis) == [] and plan_proof(analysis) is None
+STAGE = rank(halves(forward=11.0, exchange=5.0))
+
+
+@pytest.mark.parametrize(
+    "row, scaling, cause",
+    [
+        (ddp(rank(halves()), rank(halves())), "strong", None),
+        (ddp(*[rank(halves(update=1.0))] * 2), "strong", "update"),  # costs nothing
+        (pipeline(STAGE, STAGE), "strong", "forward"),  # a stage already has the whole batch
+        (slow("update"), "weak", "update"),  # a device has the baseline's batch
+        (ddp(rank(halves(exchange=6.0)), rank(halves(forward=11.0))), "strong", "straggler"),
+    ],
+)
+def test_no_remedy_without_a_cause_a_cost_or_a_known_remedy(row, scaling, cause):
+    analysis = analyse(report_of(single(), row, scaling=scaling))
+    kinds = [found.kind for found in analysis.rows[1].causes]
+    assert kinds == [] if cause is None else cause in kinds
+    assert find_remedies(analysis) == [] and plan_proof(analysis) is None
 
 
 LARGER = "batch 200", ("--batch-size", "200")
@@ -108,17 +118,6 @@ def test_the_largest_cause_with_a_remedy_is_chosen():
     assert remedy.cause == "update"  # the transfer is larger but has no remedy
 
 
-@pytest.mark.parametrize("scaling, change", [("strong", ["batch 200"]), ("weak", [])])
-def test_a_larger_batch_is_no_remedy_where_each_device_has_the_baselines_batch(scaling, change):
-    own = rank(halves(update=halves()["update"] + 9.0))
-    assert [remedy.change for remedy in remedies(single(), ddp(own, own), scaling=scaling)] == change
-
-
-def test_a_straggler_has_no_remedy():
-    waits, works = rank(halves(exchange=6.0)), rank(halves(forward=11.0))
-    assert remedies(single(), ddp(waits, works)) == []
-
-
 # ---- the proof
 
 
@@ -156,13 +155,13 @@ def steps_of(remedy_row, changed, **blocks):
     return remedy_row, each_run(own, own, **blocks)
 
 
-def proved(remedied, own=None, sham=None, busy=0.0, **blocks):
-    """Prove an exchange of 6 ms. remedied, own, sham: changed phases of the three rows. blocks: as for each_run."""
+def proved(remedied, sham=None, busy=0.0, **blocks):
+    """Prove an exchange of 6 ms. remedied, sham: changed phases of the two rows. blocks: as for each_run."""
     analysis = analyse(report_of(single(), slow("exchange")))
     (remedy,) = find_remedies(analysis)
     slowed = {"exchange": 6.0}
     proof = report_of(
-        steps_of(remedy.row, own or slowed, **blocks),
+        steps_of(remedy.row, slowed, **blocks),
         steps_of(remedy.configuration, remedied, **blocks),
         steps_of(remedy.sham, sham or slowed, **blocks),
         foreign_cores={"ddp": busy},
@@ -171,40 +170,28 @@ def proved(remedied, own=None, sham=None, busy=0.0, **blocks):
     return result
 
 
-def test_the_measured_gain_is_reported():
-    result = proved({"exchange": 0.0})
-    assert result.outcome == "proved" and result.measured.value == pytest.approx(6.0) and result.measured.low > 5
-    assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
-
-
 @pytest.mark.parametrize(
     "rows, outcome",
     [
         ({"remedied": {"exchange": 6.0}}, "not shorter"),
-        ({"remedied": {"exchange": 8.0}}, "not shorter"),
         ({"remedied": {"exchange": 6.0, "backward": 4.0}}, "not shorter"),  # only the step is
         ({"remedied": {"exchange": 0.0, "backward": 8.3}}, "elsewhere"),  # more than a quarter of the gain
-        ({"remedied": {"exchange": 0.0, "backward": 11.7}}, "elsewhere"),
         ({"remedied": {"exchange": 0.0, "backward": 8.7}}, "proved"),
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0, 1.1, 0.9)}, "proved"),  # perhaps less, perhaps more
-        ({"remedied": {"exchange": 0.7}}, "proved"),  # within 15%
-        ({"remedied": {"exchange": 1.2}}, "less"),
-        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 6.7}, "sham": {"exchange": 6.7}}, "proved"),
-        ({"remedied": {"exchange": 0.0}, "own": {"exchange": 7.2}, "sham": {"exchange": 7.2}}, "more"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 0.0}}, "sham"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 9.0}}, "sham"),
         ({"remedied": {"exchange": 0.0}, "sham": {"exchange": 5.0}}, "proved"),  # a sixth of the gain
         ({"remedied": {"exchange": 0.0}, "jitter": (1.0,)}, "one block"),
-        ({"remedied": {"exchange": 0.0}, "busy": 0.9}, "not measured"),
     ],
 )
 def test_a_proof_needs_the_predicted_gain_in_the_blamed_phase(rows, outcome):
     assert proved(**rows).outcome == outcome
 
 
-def test_what_else_changed_is_told_with_its_sign():
+def test_what_else_changed_is_told_with_its_sign_and_that_nothing_was_measured():
     shorter, longer = (tell_proof(proved({"exchange": 0.0, "backward": part})) for part in (8.3, 11.7))
     assert "(backward -1.7 ms)" in shorter and "(backward +1.7 ms)" in longer
+    assert tell_proof(proved({"exchange": 0.0}, busy=0.9)).endswith("not measured undisturbed.")
 
 
 @pytest.mark.parametrize("low, outcome", [(4.0, "less"), (4.2, "proved"), (8.0, "proved"), (8.1, "more")])

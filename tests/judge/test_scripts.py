@@ -85,24 +85,19 @@ def test_noise_is_of_steps_and_not_of_slices():
 
 
 def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
-    def projected(alone, workers=0, ranks=1):
-        config = {"loader_milliseconds": alone}
-        first = script("mine", 20.0, config=config, workers_per_process=workers, world_size=ranks)
-        mine, _ = analyse(report(first, script("b", 20.0))).rows
+    def projected(*alone, **values):
+        planned, made = script("mine", 20.0, **values)
+        loaders = ({**run.config, "loader_milliseconds": own} for run, own in zip(made, alone, strict=True))
+        made = [replace(run, config=config) for run, config in zip(made, loaders, strict=True)]
+        (mine,) = analyse(report((planned, made))).rows
         return with_loader_workers(mine.row, mine.summary, cores=4)
 
-    planned, made = script("mine", 20.0)
-    made = [
-        replace(run, config={**run.config, "loader_milliseconds": own})
-        for run, own in zip(made, (30.0, 4.0, 8.0), strict=True)
-    ]
-    (mine,) = analyse(report((planned, made))).rows
-    assert with_loader_workers(mine.row, mine.summary, cores=4) == (8.0, 65.0)
-    assert projected(None) is None
-    assert projected(8.0) == (8.0, 65.0)  # a step of 66 ms without 1 ms of waiting for data
-    assert projected(400.0) == (400.0, 100.0)  # four workers are slower than the rest of the step
-    assert projected(400.0, workers=2) == (400.0, 200.0)  # as long as with the two workers already there
-    assert projected(400.0, ranks=4) == (400.0, 400.0)  # the four ranks share the cores
+    slow = 3 * [400.0]
+    assert projected(*3 * [None]) is None
+    assert projected(30.0, 4.0, 8.0) == (8.0, 65.0)  # a step of 66 ms without 1 ms of waiting for data
+    assert projected(*slow) == (400.0, 100.0)  # four workers are slower than the rest of the step
+    assert projected(*slow, workers_per_process=2) == (400.0, 200.0)  # as long as with the two workers already there
+    assert projected(*slow, world_size=4) == (400.0, 400.0)  # the four ranks share the cores
     analysis = analyse(report(script("mine", 20.0, config={"loader_milliseconds": 8.0})))
     told = terminal_text(analysis, width=200)
     assert "its loader alone takes 8.0 ms per batch" in told and "at least 65.0 ms" in told
@@ -178,13 +173,3 @@ def test_waiting_for_a_rank_that_evaluates_alone_is_no_training():
     epoch = result_of_ranks(3 * [first], 3 * [second]).epochs[-1]
     assert epoch.train_seconds == pytest.approx(0.033) and epoch.ranks[1].phases.exchange == pytest.approx(3.0)
     assert epoch.ranks[1].waits.waited == pytest.approx(2.0) == epoch.ranks[0].waits.caused["rest"]
-
-
-def test_a_report_of_scripts_has_samples_and_dashes_for_unseen_values(tmp_path):
-    analysis = analyse(report(script("mine", 20.0), script("ddp", 24.0, samples=200)))
-    report_md = markdown_of(analysis, tmp_path)
-    for text in (terminal_text(analysis), report_md):
-        assert "nan" not in text.split() and "mages/s" not in text and "0.200" in text
-        assert "WARNING: ddp: samples per step 200 instead of 100." in text
-    table = next(line for line in report_md.splitlines() if line.startswith("| mine"))
-    assert table.split("|")[2].strip() == table.split("|")[4].strip() == "–"  # data set, accuracy

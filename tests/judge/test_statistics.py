@@ -31,16 +31,6 @@ def test_t_quantile_matches_scipy():
         assert t_quantile(freedom, confidence) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-5)
 
 
-# C. W. Dunnett, Biometrics 20, 1964, table II
-@pytest.mark.parametrize(
-    "freedom, row",
-    [(5, (2.57, 3.03, 3.29, 3.48, 3.62)), (10, (2.23, 2.57, 2.76, 2.89, 2.99)), (20, (2.09, 2.38, 2.54, 2.65, 2.73))],
-)
-def test_dunnetts_quantile_matches_the_published_table(freedom, row):
-    found = [dunnett_quantile(count, freedom) for count in range(1, len(row) + 1)]
-    assert found == pytest.approx(row, abs=0.0051)
-
-
 @pytest.mark.parametrize("freedom, confidence", [(1, 0.9999), (2, 0.9999), (3, 0.9999), (5, 0.95), (2000, 0.95)])
 def test_dunnetts_quantile_of_one_comparison_is_students(freedom, confidence):
     expected = stats.t.ppf((1 + confidence) / 2, freedom)
@@ -48,12 +38,12 @@ def test_dunnetts_quantile_of_one_comparison_is_students(freedom, confidence):
 
 
 @pytest.mark.parametrize("confidence, freedom", [(0.9, 2), (0.95, 7), (0.999, 30)])
-def test_dunnetts_quantile_for_other_correlations(confidence, freedom):
-    for correlation in (0.0, 0.3):
-        critical = dunnett_quantile(3, freedom, confidence, correlation)
-        shape = np.full((3, 3), correlation) + (1 - correlation) * np.eye(3)
+def test_dunnetts_quantile_is_that_of_correlated_students(confidence, freedom):
+    for correlation in (0.0, 0.3, 0.5):
+        critical = dunnett_quantile(4, freedom, confidence, correlation)
+        shape = np.full((4, 4), correlation) + (1 - correlation) * np.eye(4)
         inside = stats.multivariate_t(shape=shape, df=freedom, seed=1).cdf(
-            [critical] * 3, lower_limit=[-critical] * 3, maxpts=200_000
+            [critical] * 4, lower_limit=[-critical] * 4, maxpts=200_000
         )
         assert inside == pytest.approx(confidence, abs=2e-4)
 
@@ -116,16 +106,6 @@ def test_intervals_are_those_of_an_independent_calculation(shape, holes):
     assert np.array(found) == pytest.approx(np.array([(own, own - margin, own + margin) for own, margin in expected]))
 
 
-def test_variances_are_unbiased_if_blocks_have_holes():
-    random, deviations = np.random.default_rng(0), np.array([0.08, 0.02, 0.02, 0.04])
-    logs = random.normal(0, 1, (150, 4)) * deviations + random.normal(0, 0.5, (150, 1))
-    logs[random.random(logs.shape) < 0.2] = np.nan
-    for ratio, other in zip(ratios(np.exp(logs), 0, [1, 2, 3]), range(1, 4), strict=True):
-        blocks = np.isfinite(logs).sum(0)[[0, other]]
-        least = math.sqrt((deviations[[0, other]] ** 2 / blocks).sum())
-        assert 0.95 < math.log(ratio.high / ratio.low) / 2 / dunnett_quantile(3, 150) / least < 1.1
-
-
 def test_two_columns_are_compared_by_a_paired_t_test():
     times = table(columns=2)
     (found,) = ratios(times, 0, [1])
@@ -176,15 +156,7 @@ def test_a_noisy_column_has_wide_differences():
     assert np.mean(below) < 0.08
 
 
-def test_no_row_is_called_slower_than_one_that_the_same_times_choose():
-    """With Dunnett's intervals alone, one in eight of these comparisons of equal rows would claim a difference."""
-    random, claims = np.random.default_rng(1), []
-    for _ in range(300):
-        times = np.exp(random.normal(0, 0.04, (10, 10)))
-        fastest, *others = map(int, np.argsort(adjusted_means(times)))
-        found = ratios(times, fastest, others, any_reference(0.95, 10))
-        claims.append(any(ratio.words in (FASTER, SLOWER) for ratio in found))
-    assert np.mean(claims) < 0.07
+def test_the_error_is_shared_by_all_rows_that_the_times_may_choose():
     assert any_reference(0.95, 2) == pytest.approx(0.95) and any_reference(0.95, 4, 5) == pytest.approx(0.995)
 
 
@@ -227,31 +199,21 @@ def test_several_looks_together_have_95_percent_confidence(columns):
     assert claimed.mean() == pytest.approx(0.05, abs=0.002)
 
 
-def test_the_resolution_is_detected_with_80_percent_probability():
+def test_the_resolution_is_the_sum_of_the_critical_value_and_the_80_percent_quantile():
     assert resolution(0.05, 1, 6, 5) == resolution(0.05, 2, 2, 1) == math.inf
-    found = [resolution(0.05, blocks, 4, 3) for blocks in (3, 5, 10)]
     for blocks, columns, freedom in ((3, 4, 3), (5, 3, 5), (10, 2, 9)):  # one more than a paired test has
         errors = dunnett_quantile(columns - 1, freedom, 0.9) + stats.t.ppf(0.8, freedom)
         share = resolution(0.05, blocks, columns, columns - 1, 0.9)
         assert math.log1p(share) == pytest.approx(errors * 0.05 * math.sqrt(2 / blocks), rel=1e-5)
-    detected = 0
-    for seed in range(300):
-        times = table(5, 4, seed) * [found[1] + 1, 1, 1, 1]
-        detected += ratios(times, 0, [1, 2, 3])[0].words == FASTER
-    assert 0.74 < detected / 300 < 0.86
 
 
-def test_dependent_blocks_are_detected():
-    random, found = np.random.default_rng(1), {0.0: 0, 0.9: 0}
-    for correlation in found:
-        for _ in range(40):
-            states = [random.normal(size=6)]
-            for _ in range(9):
-                states.append(correlation * states[-1] + math.sqrt(1 - correlation**2) * random.normal(size=6))
-            found[correlation] += block_dependence(np.exp(0.04 * np.array(states)))[1] <= 0.01
-    assert found[0.0] <= 3 and found[0.9] >= 34  # expected: 1% and 96%
+def test_self_tests_need_noise_and_enough_values():
     assert block_dependence(np.exp(np.outer(np.arange(30.0), [0.1, 0.0])))[1] == 0.001  # no resample is as extreme
-    assert block_dependence(table(blocks=4)) is None and block_dependence(np.full((5, 2), 1.0)) is None
+    assert block_dependence(table(blocks=5)) and block_dependence(table(blocks=4)) is None
+    assert block_dependence(np.full((5, 2), 1.0)) is None
+    assert two_modes([0.0] * 9 + [1.0] * 9) == (pytest.approx(1.0), 0.0001)
+    assert two_modes([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])[0] == pytest.approx(1.0)
+    assert two_modes([1.0, 2.0, 3.0, 4.0, 5.0]) is None and two_modes([1.0] * 9) is None
 
 
 def as_chance(found, others, samples=1000):
@@ -278,20 +240,11 @@ def test_the_chances_of_self_tests_are_those_of_an_independent_calculation():
         parts = [(whole[:cut], whole[cut:]) for cut in range(2, len(whole) - 1)]
         return max(1 - sum(len(own) * np.var(own) for own in part) / (len(whole) * np.var(whole)) for part in parts)
 
-    values = [3.0, 1.1, 9.2, 2.2, 8.1, 4.0, 3.9]
+    values = [3.0, -6.0, 9.2, 2.2, 8.1, 2.9, 9.0]
     found = two_modes(values)
     assert found[0] == pytest.approx(between(values)) and 0.05 < found[1] < 0.9
+    assert two_modes([-value for value in values])[0] == pytest.approx(found[0])
     as_chance(found, [between(random.normal(size=7)) for _ in range(999)], samples=10_000)
-
-
-def test_two_modes_are_detected():
-    random = np.random.default_rng(2)
-    samples = [random.normal(size=20) for _ in range(40)]
-    found = [[two_modes(values + gap * (np.arange(20) < 8))[1] <= 0.01 for values in samples] for gap in (0, 6)]
-    assert sum(found[0]) <= 3 and sum(found[1]) >= 36  # expected: 1% and 97%
-    assert two_modes([0.0] * 9 + [1.0] * 9) == (pytest.approx(1.0), 0.0001)
-    part, _ = two_modes([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
-    assert part == pytest.approx(1.0) and two_modes([1.0, 2.0, 3.0, 4.0, 5.0]) is None and two_modes([1.0] * 9) is None
 
 
 def test_a_difference_keeps_its_interval_in_another_unit():

@@ -1,26 +1,21 @@
 """Accounts of steps and runs: their parts add up, and have intervals."""
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
-from common.files.results import LongSteps, PhaseTimes, RankTimes, Waits
+from common.files.results import LongSteps, PhaseTimes, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import critical_rank, mean_ranks, means_by_name, queued_share, rank_means
+from comparison.judge.ranks import critical_phases, critical_rank, mean_ranks, queued_share, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
-from comparison.judge.steps import LATE, Time, account_for_runs, account_for_steps, make_account, run_time, step_time
+from comparison.judge.steps import LATE, Time, account_for_steps, make_account, run_time, step_time
 from comparison.results_file import read_results
 from tests.reports import STEP_MS, configuration, each_epoch, halves, make_result, rank, report_of, run, runs
 
 PHASES = ("data", "transfer", "forward", "backward", "update")
 FIGURES = Path(__file__).parents[2] / "figures"
-COMMITTED = [
-    file for file in sorted(FIGURES.rglob("results.json")) if len(json.loads(file.read_text()).get("plan", ())) > 1
-]
 
 
 def time_of(names, draw, outside):
@@ -45,41 +40,12 @@ def test_parts_add_up_to_the_difference():
         assert account.total.value == pytest.approx(own - share * other, abs=1e-12)
 
 
-@pytest.mark.parametrize("file", COMMITTED, ids=lambda file: file.parent.name)
-def test_parts_add_up_in_committed_comparisons(file):
-    baseline, *rows = (row for row in read_results(file).rows if row.results)
-    if baseline.configuration.is_script:  # has no account of runs, and time outside of the phases
-        assert len(rows) == 4 and all(account_for_steps(row, baseline, 1.0) for row in rows)
-        return
-    for row in rows:
-        for account, whole in (
-            (account_for_steps(row, baseline, 2.0), step_time),
-            (account_for_runs(row, baseline), run_time),
-        ):
-            own, other = (mean(whole(result).whole for result in some.results) for some in (row, baseline))
-            share = account.expected / other
-            assert sum(part.value for part in account.parts) == pytest.approx(own - share * other, abs=1e-9)
-            assert account.total.value == pytest.approx(own - share * other, abs=1e-9)
-        account = account_for_steps(row, baseline, 2.0)
-        assert abs(account.parts[-1].value) < 0.02 * account.value  # almost nothing is outside of the phases
-
-
 def test_intervals_are_students_and_wider_for_several_claims():
     alone, of_five = mean_excess("data", [1.0, 2.0, 3.0]), mean_excess("data", [1.0, 2.0, 3.0], claims=5)
     assert (alone.value, alone.margin) == pytest.approx((2.0, 4.30265 / 3**0.5), rel=1e-4)  # t(2) at 97.5%
     assert of_five.margin == pytest.approx(9.92484 / 3**0.5, rel=1e-4)  # at 99.5%
     assert (mean_excess("data", [1.0]).low, mean_excess("data", [1.0]).proved) == (None, False)
     assert mean_excess("data", [-1.0, -1.1, -0.9]).proved
-
-
-def test_proved_parts_are_in_order_of_size():
-    other = [Time(20.0, {"data": 2.0, "forward": 10.0, "backward": 8.0})] * 3
-    own = [
-        Time(28.0 + noise, {"data": 1.0 + noise, "forward": 12.0, "backward": 14.0 + noise / 9})
-        for noise in (-0.5, 0.0, 0.5)
-    ]
-    proved = make_account(list(zip(own, other, strict=True)), 0.5).proved
-    assert [(part.name, part.value) for part in proved] == [("backward", 10.0), ("forward", 7.0), ("outside", 1.0)]
 
 
 def test_parts_of_all_accounts_have_simultaneous_intervals():
@@ -94,38 +60,18 @@ def test_parts_of_all_accounts_have_simultaneous_intervals():
             assert part.margin == pytest.approx(other.margin * all / one)
 
 
-def of_ranks(*ranks):
-    """A run of DDP with these ranks in each epoch of 10 steps: seconds, milliseconds of forward and of exchange."""
-    (result,) = runs("ddp", (max(seconds for seconds, *_ in ranks),), count=len(ranks), world_size=len(ranks))
-    kept = tuple(
-        RankTimes(seconds, PhaseTimes(0.0, 0.0, forward, 40.0, exchange, 3.0), 1.0, 0.0)
-        for seconds, forward, exchange in ranks
-    )
-    return each_epoch(result, ranks=kept)
-
-
 def test_phases_are_the_critical_ranks():
-    waits, works = (1.002, 20.0, 37.0), (1.0, 55.0, 2.0)
+    waits, works = replace(rank(halves(exchange=7.0)), train_seconds=0.271), rank(halves(forward=11.0))
     for ranks, critical in (((waits, works), 1), ((works, waits), 0)):
-        means = rank_means(of_ranks(*ranks))
+        result = run(*ranks)
+        means, time = rank_means(result), step_time(result)
         assert critical_rank(means) is means[critical]
-        time = step_time(of_ranks(*ranks))
-        assert list(time.parts) == ["data", "transfer", "forward", "backward", "exchange", "update"]
-        assert list(time.parts.values()) == pytest.approx([0.0, 0.0, 55.0, 40.0, 2.0, 3.0])
-        assert time.whole == pytest.approx(100.2)  # the slowest rank's
-    slowest = critical_rank(rank_means(of_ranks((1.0, 30.0, 0.0), (1.1, 20.0, 0.0))))  # without an exchange
-    assert slowest.phases["forward"] == pytest.approx(20.0)
+        assert {phases.forward for phases in critical_phases(result)} == {11.0}
+        assert time.parts == pytest.approx(halves(forward=11.0)) and list(time.parts) == [*STEP_MS]
+        assert time.whole == pytest.approx(27.1)  # the slowest rank's
+    slowest = critical_rank(rank_means(run(rank(halves(forward=6.0)), replace(rank(halves()), train_seconds=0.22))))
+    assert slowest.phases["forward"] == pytest.approx(5.0)  # without an exchange
     assert critical_rank(rank_means(make_result())) is None
-
-
-def test_phases_must_be_known_in_every_epoch():
-    assert means_by_name([{"data": 1.0}, {"data": 4.0, "transfer": 2.0}], [2, 1]) == {"data": 2.0}
-
-
-def test_ranks_must_be_recorded_in_every_epoch():
-    result = of_ranks((1.0, 20.0, 0.0), (1.1, 20.0, 0.0))
-    older = replace(result, epochs=(result.epochs[0], replace(result.epochs[1], ranks=()), result.epochs[2]))
-    assert len(rank_means(result)) == 2 and rank_means(older) == []
 
 
 def test_the_means_of_a_rank_are_over_all_steps_and_of_what_every_epoch_knows():
@@ -187,14 +133,6 @@ def test_blocks_are_paired_without_failed_runs():
     assert account.total.value == pytest.approx(10.0) and account.total.margin == pytest.approx(0.0, abs=1e-9)
     nothing = report_of((configuration(), runs(seconds=[2.0])), (configuration("ddp"), ["failed", *runs()[:1]]))
     assert account_for_steps(nothing.rows[1], nothing.rows[0], 1.0) is None
-
-
-@pytest.mark.parametrize("disturbed", ["single", "ddp"])
-def test_a_disturbed_row_or_baseline_has_no_account(disturbed):
-    rows = (configuration(), [run(rank(STEP_MS))] * 2), (configuration("ddp"), [run(*[rank(halves())] * 2)] * 2)
-    assert analyse(report_of(*rows)).rows[1].accounts.steps
-    report = report_of(*rows, foreign_cores={disturbed: 1.0})
-    assert analyse(report).rows[1].accounts.steps is None
 
 
 def test_late_ranks_in_some_blocks_are_a_part():
