@@ -37,10 +37,13 @@ def plants(monkeypatch):
     return module
 
 
-def seconds_of(call, *arguments):
-    start = time.perf_counter()
-    call(*arguments)
-    return time.perf_counter() - start
+@pytest.fixture
+def delays(plants, monkeypatch):
+    """The seconds of every delay by the plants. None of them takes any time."""
+    delays = []
+    monkeypatch.setattr(plants, "spin", delays.append)
+    monkeypatch.setattr(plants.time, "sleep", delays.append)
+    return delays
 
 
 @pytest.mark.parametrize(
@@ -75,35 +78,30 @@ def test_random_steps_are_delayed_on_each_rank(plants, monkeypatch):
 @pytest.mark.parametrize("delay", ["spin", "collect", "write_to_disk"])
 def test_a_delay_lasts_as_long_as_requested(plants, delay, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert seconds_of(getattr(plants, delay), SECONDS) >= SECONDS and not [*tmp_path.iterdir()]
+    start = time.perf_counter()
+    getattr(plants, delay)(SECONDS)
+    assert time.perf_counter() - start >= SECONDS and not [*tmp_path.iterdir()]
 
 
-def test_loaders_transfers_and_starts_are_slow(plants):
-    for kind, slow, quick in (("training", 0, 1), ("test", 1, 0)):
-        loaders = SimpleNamespace(make_loaders=lambda *_: (["a", "b"], ["c"]))
-        plants.slow_loaders(**{kind: plants.spin})(loaders)
-        made = loaders.make_loaders("images", "config")
-        assert [*made[0]] == ["a", "b"] and [*made[1]] == ["c"] and list(map(len, made)) == [2, 1]
-        assert seconds_of(list, made[slow]) >= (2, 1)[slow] * SECONDS and made[quick] in (["a", "b"], ["c"])
-    engine = SimpleNamespace(torch=torch, to_device=lambda images, device: (images, device))
-    plants.slow_transfer(engine)
-    assert seconds_of(engine.to_device, "images", "cpu") >= SECONDS
-    with torch.no_grad():  # no delay in evaluation
-        assert engine.to_device("images", "cpu") == ("images", "cpu")
-        assert seconds_of(engine.to_device, "images", "cpu") < SECONDS
-    image_set = SimpleNamespace(load_image_set=lambda config: config)
-    plants.slow_start(image_set)
-    assert seconds_of(image_set.load_image_set, "config") >= SECONDS and image_set.load_image_set("config") == "config"
+@pytest.mark.parametrize("kind, number", [("training", 2), ("test", 1)])
+def test_each_batch_of_a_loader_is_delayed(kind, number, plants, delays):
+    loaders = SimpleNamespace(make_loaders=lambda *_: (["a", "b"], ["c"]))
+    plants.slow_loaders(**{kind: plants.spin})(loaders)
+    made = loaders.make_loaders("images", "config")
+    assert [*map(list, made)] == [["a", "b"], ["c"]] and [*map(len, made)] == [2, 1]
+    assert delays == [SECONDS] * number
 
 
-def test_updates_are_slow(plants):
-    delays = []
-    engine = SimpleNamespace(build_optimizer=lambda parameters, config: torch.optim.SGD(parameters, 0.1))
-    plants.slow_update(delays.append)(engine)
-    optimizer = engine.build_optimizer([nn.Parameter(torch.ones(1))], None)
-    for _ in range(3):
-        optimizer.step()
-    assert delays == [SECONDS] * 3
+def test_transfers_updates_and_starts_are_delayed(plants, delays):
+    module = SimpleNamespace(torch=torch, to_device=lambda *given: given, load_image_set=lambda config: config)
+    module.build_optimizer = lambda parameters, config: torch.optim.SGD(parameters, 0.1)
+    for change in (plants.slow_transfer, plants.slow_update(plants.spin), plants.slow_start):
+        change(module)
+    with torch.no_grad():  # in evaluation, transfers are not delayed
+        assert module.to_device("images", "cpu") == ("images", "cpu") and delays == []
+    assert module.to_device("images", "cpu") == ("images", "cpu") and delays == [SECONDS]
+    module.build_optimizer([nn.Parameter(torch.ones(1))], None).step()
+    assert module.load_image_set("config") == "config" and delays == [SECONDS] * 3
 
 
 def planted(plants, how):
@@ -114,9 +112,7 @@ def planted(plants, how):
 
 
 @pytest.mark.parametrize("how, delays_in_forward", [("slow_forward", 1), ("slow_backward", 0)])
-def test_passes_are_slow_only_in_training(how, delays_in_forward, plants, monkeypatch):
-    delays = []
-    monkeypatch.setattr(plants, "spin", delays.append)
+def test_passes_are_slow_only_in_training(how, delays_in_forward, plants, delays):
     network = planted(plants, how)
     outputs = network(torch.ones(4, 3))
     assert len(delays) == delays_in_forward
