@@ -4,8 +4,7 @@
 
 Writes JSON schemas (2020-12) of the project's files to docs/*.schema.json, the reports of comparisons to
 figures/*/report.md, their terminal output to figures/*/terminal-COLUMNS.txt, and the text between <!-- NAME --> and
-<!-- end --> in each page, which is a table of committed JSON or a diff of two scripts. Parts without committed results
-are left as they are.
+<!-- end --> in each page, which is a table of committed JSON or a diff of two scripts.
 """
 
 import difflib
@@ -247,12 +246,7 @@ PARTS = {  # kind → what returns the part, from the words after its kind
 def part(page: Path, match: re.Match) -> str:
     """Return a generated part of a page with its two markers."""
     name, kind, about = match["name"], *match["name"].partition(" ")[::2]
-    if kind in PARTS:
-        text = PARTS[kind](about)
-    elif any((BENCHMARKS / file).exists() for file in (f"{name}.json", f"{name}/results.json")):
-        text = measured_table(name, BENCHMARKS, "figures/benchmark/")
-    else:
-        return match[0]
+    text = PARTS[kind](about) if kind in PARTS else measured_table(name, BENCHMARKS, "figures/benchmark/")
     space = "\n" if kind == "terminal" else "\n\n"  # keeps the README short
     text = text.replace("](", "](../") if page.parent == DOCS and kind != "diff" else text
     return f"<!-- {name} -->{space}{text}{space}<!-- end -->"

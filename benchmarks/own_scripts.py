@@ -11,7 +11,9 @@ there. Comparisons disturbed by another program are left out.
 
 import json
 import shlex
-from dataclasses import asdict, dataclass, replace
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -64,7 +66,7 @@ class Comparison:
     step: float
     planted: dict[str, float]
     told_apart: bool
-    slower: tuple[str, ...]
+    slower: list[str]
     causes: dict[str, str]
     found: dict[str, float]
 
@@ -119,7 +121,7 @@ def _compare(text, seed, budget, directory):
         step.whole,
         {kind: SHARES[kind] * step.whole for kind in kinds},
         again.standing.speed_up.words in (FASTER, SLOWER),
-        tuple(slower),
+        slower,
         causes,
         found,
     )
@@ -138,17 +140,14 @@ def scores(comparisons: list[Comparison]) -> dict:
 
 
 def table(results: dict) -> str:
-    rows = []
-    keys = ("script", "cpu", "budget")
-    for group in dict.fromkeys(tuple(entry[key] for key in keys) for entry in results["comparisons"]):
-        own = [entry for entry in results["comparisons"] if tuple(entry[key] for key in keys) == group]
-        planted = [(entry, kind) for entry in own for kind in entry["causes"]]
-        step = f"{sum(entry['step'] for entry in own) / len(own):.1f}"
-        told_apart = f"{sum(entry['told_apart'] for entry in own)} of {len(own)}"
-        slower = f"{sum(kind in entry['slower'] for entry, kind in planted)} of {len(planted)}"
-        named = f"{sum(entry['causes'][kind] == kind for entry, kind in planted)} of {len(planted)}"
-        name, cpu, budget = group
-        rows.append((name, cpu, step, f"{budget / 60:g}", told_apart, slower, named))
+    groups, rows = defaultdict(list), []
+    for entry in (Comparison(**values) for values in results["comparisons"]):
+        groups[entry.script, entry.cpu, entry.budget].append(entry)
+    for (script, cpu, budget), own in groups.items():
+        found, step = scores(own), statistics.mean(entry.step for entry in own)
+        planted = (f"{found[name]} of {found['planted']}" for name in ("slower", "named"))
+        told_apart = f"{found['told_apart']} of {len(own)}"
+        rows.append((script, cpu, f"{step:.1f}", f"{budget / 60:g}", told_apart, *planted))
     return as_table(
         "Script | CPU | Step (ms) | Budget (min) | Equal rows told apart | Planted: slower | named first", rows
     )
@@ -164,8 +163,7 @@ def measured(runs: Runs) -> dict:
         earlier = json.loads(runs.output.read_text(encoding="utf-8"))
         now = {(entry["script"], entry["budget"]) for entry in found}
         found = [entry for entry in earlier["comparisons"] if (entry["script"], entry["budget"]) not in now] + found
-    comparisons = [Comparison(**{**entry, "slower": tuple(entry["slower"])}) for entry in found]
-    return {"comparisons": list(map(asdict, comparisons)), "scores": scores(comparisons)}
+    return {"comparisons": found, "scores": scores([Comparison(**values) for values in found])}
 
 
 def main() -> None:

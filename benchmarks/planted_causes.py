@@ -16,14 +16,13 @@ import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from measure import PLANNED, PROJECT, SETTINGS, as_table
+from measure import PLANNED, PROJECT, SETTINGS
 from runs import Runs, benchmark, benchmark_parser
 
 from common.errors import FAILED, MACHINE, SuiteError
@@ -386,31 +385,15 @@ def table(results: dict) -> str:
     return summary(read_trials(results))
 
 
-def plant_table(trials: list[Trial]) -> str:
-    """Return a table of the named causes and sizes of each plant."""
-    rows = []
-    for plant in PLANTS:
-        if not (tried := [trial for trial in trials if trial.plant == plant]):
-            continue
-        orders = Counter("; ".join(trial.named) or "nothing" for trial in tried)
-        named = " / ".join(f"{names} ({times} of {len(tried)})" for names, times in orders.items())
-        sizes = [f"{trial.found:.3g} ± {trial.high - trial.found:.2g}" for trial in tried if trial.high is not None]
-        planted = "–" if tried[0].planted is None else f"{tried[0].planted:.3g}"
-        wrong = ", ".join(dict.fromkeys(name for trial in tried for name in trial.wrong))
-        rows.append((plant, named, planted, "; ".join(sizes) or "–", wrong or "–"))
-    header = "Planted | Named, in this order | Its size | As it was measured, ± 95% | Named wrongly"
-    return as_table(header, rows, (0, 1, 3, 4))
-
-
 def measured(runs: Runs) -> dict:
-    """Return all trials, in the order of the plants, and their scores. Print and draw the named causes."""
+    """Return all trials, in the order of the plants, and their scores. Draw the named causes."""
     cases = itertools.product(runs.arguments.seeds, runs.arguments.plants)
     found = runs.each({f"{name}, seed {seed}": partial(try_plant, name, seed) for seed, name in cases})
     trials = read_trials({"trials": found.values()})
     if not trials:
         raise LookupError("no trial counts")
     trials.sort(key=lambda trial: (list(PLANTS).index(trial.plant), trial.seed))
-    print(plant_table(trials), draw(trials, runs.output.with_suffix(".png")), sep="\n\n", end="\n\n")
+    print(draw(trials, runs.output.with_suffix(".png")))
     return {"trials": [asdict(trial) for trial in trials], "scores": scores(trials)}
 
 

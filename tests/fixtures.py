@@ -119,25 +119,9 @@ ALL = [(method, {}) for method in METHODS]
 
 def plan_arguments(**values):
     """Return the default arguments of compare_parallel.py that the plan reads, with `values` replaced."""
-    defaults = {
-        "methods": (),
-        "nproc": None,
-        "nodes": [1],
-        "batch_size": [64],
-        "num_workers": None,
-        "loader": "workers",
-        "model": ["lenet"],
-        "threads_per_device": None,
-        "micro_batches": [4],
-        "bucket_mb": [None],
-        "scaling": "strong",
-        "precision": "fp32",
-        "accumulate": 1,
-        "compile": False,
-        "cuda_graph": False,
-        "recompute": False,
-    }
-    return Namespace(**{**defaults, **values})
+    several = {"nodes": [1], "batch_size": [64], "model": ["lenet"], "micro_batches": [4], "bucket_mb": [None]}
+    own = {"methods": (), "nproc": None, "threads_per_device": None, "scaling": "strong", "loader": "workers"}
+    return Namespace(**{**vars(RunConfig()), **several, **own, "num_workers": None, **values})
 
 
 def plan(gpus=0, **values):

@@ -30,291 +30,241 @@ TIMES, RANKS, PRETENDED, SIMULATED = (
         "run/test_simulated_machine",
     )
 )
-OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, replacement, -k expression of the tests)
-    ("common/engine/timing.py", TIMES): {
-        "event of another device": (
-            "torch.cuda.current_stream(self.devices[0])",
-            "torch.cuda.current_stream()",
-            "stages",
-        ),
+OF_TESTS = {  # (file, tests, -k expression) → name → (text that occurs once in the file, replacement)
+    ("common/engine/timing.py", TIMES, "stages"): {
+        "event of another device": ("torch.cuda.current_stream(self.devices[0])", "torch.cuda.current_stream()"),
         "streams wait the wrong way": (
             "self._joined.wait_stream(torch.cuda.current_stream(device))",
             "torch.cuda.current_stream(device).wait_stream(self._joined)",
-            "stages",
         ),
+        "devices are not joined": (" if len(self.devices) > 1 else None", " if False else None"),
+    },
+    ("common/engine/timing.py", TIMES, "ends_on_all"): {
         "the first device alone is joined": (
             "for device in self.devices if self._joined else ():",
             "for device in self.devices[:1] if self._joined else ():",
-            "ends_on_all",
-        ),
-        "phases end on the last device": (
-            "for device in self.devices if self._joined else ():",
-            "for device in self.devices[1:] if self._joined else ():",
-            "parallel",
         ),
         "the first device waits for the others": (
             "torch.cuda.Stream(self.devices[0]) if",
             "torch.cuda.current_stream(self.devices[0]) if",
-            "ends_on_all",
         ),
-        "devices are not joined": (" if len(self.devices) > 1 else None", " if False else None", "stages"),
+    },
+    ("common/engine/timing.py", TIMES, "stopwatch"): {
         "a stopwatch that does not wait": (
             "        synchronize(self.devices)\n        self.seconds",
             "        self.seconds",
-            "stopwatch",
         ),
         "the first device alone is waited for": (
             "for device in devices:\n        if device.type",
             "for device in devices[:1]:\n        if device.type",
-            "stopwatch",
         ),
-        "one call instead of twenty": ('"cuda": 20', '"cuda": 1', "blocks"),
-        "blocks timed without the device": ("with Stopwatch([images.device])", "with Stopwatch([])", "blocks"),
     },
-    ("common/ranks/replicas.py", TIMES): {
-        "scatter and gather begin before the devices are done": ("self._timer.start()", "pass", "parallel"),
-        "replicas timed on the first device": (
-            "SampledTimers(devices), len",
-            "SampledTimers(devices[:1]), len",
-            "parallel",
-        ),
-        "cuDNN tunes in threads that end": ("self.replicas == 1  #", "True  #", "parallel"),
+    ("common/engine/timing.py", TIMES, "blocks"): {
+        "one call instead of twenty": ('"cuda": 20', '"cuda": 1'),
+        "blocks timed without the device": ("with Stopwatch([images.device])", "with Stopwatch([])"),
     },
-    ("common/ranks/stages.py", TIMES): {
-        "stage 1 timed on device 0": ("devices[:1], devices[-1:]", "devices[:1], devices[:1]", "stages"),
-        "stage 1 is not timed": ('timer1.mark("stage 1")', "pass", "stages"),
+    ("common/ranks/replicas.py", TIMES, "parallel"): {
+        "scatter and gather begin before the devices are done": ("self._timer.start()", "pass"),
+        "replicas timed on the first device": ("SampledTimers(devices), len", "SampledTimers(devices[:1]), len"),
+        "cuDNN tunes in threads that end": ("self.replicas == 1  #", "True  #"),
+    },
+    ("common/ranks/stages.py", TIMES, "stages"): {
+        "stage 1 timed on device 0": ("devices[:1], devices[-1:]", "devices[:1], devices[:1]"),
+        "stage 1 is not timed": ('timer1.mark("stage 1")', "pass"),
         "features go through the host": (
             "features.to(self.device1, non_blocking=True)",
             "features.cpu().to(self.device1)",
-            "stages",
         ),
         "the host waits between stages": (
             "            timer1.start()",
             "            torch.cuda.synchronize()\n            timer1.start()",
-            "stages",
         ),
     },
-    ("common/engine/step.py", TIMES): {
-        "images are copied while the host waits": (
-            "images.to(device, non_blocking=True,",
-            "images.to(device,",
-            "waits_for_the_host",
-        ),
-        "an optimizer that is not fused": (
-            "nesterov=nesterov, fused=fused",
-            "nesterov=nesterov, fused=False",
-            "one_kernel",
-        ),
-        "Adam is not fused": ("fused=True", "fused=False", "one_kernel"),
+    ("common/engine/step.py", TIMES, "waits_for_the_host"): {
+        "images are copied while the host waits": ("images.to(device, non_blocking=True,", "images.to(device,")
     },
-    ("common/engine/step.py", PRETENDED): {
-        "images are not channels-last": (", memory_format=torch.channels_last)", ")", "channels_last")
+    ("common/engine/step.py", TIMES, "one_kernel"): {
+        "an optimizer that is not fused": ("nesterov=nesterov, fused=fused", "nesterov=nesterov, fused=False"),
+        "Adam is not fused": ("fused=True", "fused=False"),
     },
-    ("common/engine/step.py", RANKS): {
+    ("common/engine/step.py", PRETENDED, "channels_last"): {
+        "images are not channels-last": (", memory_format=torch.channels_last)", ")")
+    },
+    ("common/engine/step.py", RANKS, "needs"): {
         "parts exchange each": (
             "with no_sync() if number < len(counts) else contextlib.nullcontext():",
             "with contextlib.nullcontext():",
-            "needs",
         )
     },
-    ("data_parallel_train.py", TIMES): {
+    ("data_parallel_train.py", TIMES, "host"): {
         "labels are copied while the host waits": (
             "labels.to(place.device, non_blocking=True)",
             "labels.to(place.device)",
-            "host",
         )
     },
-    ("common/data/loaders.py", TIMES): {
-        "memory is not pinned": ('pin_memory=device.type == "cuda"', "pin_memory=False", "host"),
+    ("common/data/loaders.py", TIMES, "host"): {
+        "memory is not pinned": ('pin_memory=device.type == "cuda"', "pin_memory=False")
+    },
+    ("common/data/loaders.py", TIMES, "one_device"): {
         "the order is copied while the host waits": (
             "order.to(self.device, non_blocking=True)",
             "order.to(self.device)",
-            "one_device",
-        ),
+        )
     },
-    ("common/engine/loop.py", TIMES): {
+    ("common/engine/loop.py", TIMES, "one_device"): {
         "a value is asked for in every step": (
             "add_(loss.detach(), alpha=len(labels))",
             "add_(loss.item() * len(labels))",
-            "one_device",
-        ),
-        "every step is waited for": (
-            'timer.mark("update")',
-            'timer.mark("update")\n            torch.cuda.synchronize()',
-            "host",
         ),
         "the evaluation asks for counts": (
             "counts.scatter_add_(0, labels, torch.ones_like(labels))",
             "counts += labels.bincount(minlength=len(counts))",
-            "one_device",
         ),
-        "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate", "evaluation"),
-        "waiting for data counts as transfer": ('timer.mark("data")', "pass", "one_device"),
-        "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass", "order"),
+        "waiting for data counts as transfer": ('timer.mark("data")', "pass"),
     },
-    ("common/engine/loop.py", RANKS): {
-        "buffers are not shared": ("place.share_buffers(context.network)", "pass", "buffers")
+    ("common/engine/loop.py", TIMES, "host"): {
+        "every step is waited for": (
+            'timer.mark("update")',
+            'timer.mark("update")\n            torch.cuda.synchronize()',
+        )
     },
-    ("common/engine/memory.py", TIMES): {
-        "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()", "peaks"),
-        "an evaluation counts as training": ("if not (self.gpus and self.epochs):", "if True:", "peaks"),
-        "peaks are not reset": ("torch.cuda.reset_peak_memory_stats(device)", "pass", "peaks"),
+    ("common/engine/loop.py", TIMES, "evaluation"): {
+        "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate")
+    },
+    ("common/engine/loop.py", TIMES, "order"): {"set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass")},
+    ("common/engine/loop.py", RANKS, "buffers"): {
+        "buffers are not shared": ("place.share_buffers(context.network)", "pass")
+    },
+    ("common/engine/memory.py", TIMES, "peaks"): {
+        "the peak of another device": ("max_memory_allocated(device)", "max_memory_allocated()"),
+        "an evaluation counts as training": ("if not (self.gpus and self.epochs):", "if True:"),
         "one device's peak is reset": (
             "torch.cuda.reset_peak_memory_stats(device)",
             "torch.cuda.reset_peak_memory_stats()",
-            "peaks",
         ),
     },
-    ("common/engine/run.py", TIMES): {
-        "a part's overhead for a step's": ("timers.milliseconds(batches)", "timers.milliseconds()", "whole_step")
+    ("common/engine/run.py", TIMES, "whole_step"): {
+        "a part's overhead for a step's": ("timers.milliseconds(batches)", "timers.milliseconds()")
     },
-    ("common/engine/checkpoint.py", PRETENDED): {
+    ("common/engine/checkpoint.py", PRETENDED, "resumed"): {
         "every GPU's random numbers are the first one's": (
             "torch.cuda.get_rng_state(device) for",
             "torch.cuda.get_rng_state() for",
-            "resumed",
         ),
-        "no GPU's random numbers go on": ("torch.cuda.set_rng_state(generator_state, device)", "pass", "resumed"),
+        "no GPU's random numbers go on": ("torch.cuda.set_rng_state(generator_state, device)", "pass"),
     },
-    ("common/engine/compiled.py", TIMES): {
-        "BatchNorm is not restored after a recording": ("buffer.copy_(before)", "pass", "recorded"),
-        "a recording for any shape": ("(graphed if batch.shape == images.shape else usual)", "graphed", "recorded"),
-        "a recording in eval mode": ("context.model.train(not config.eval_mode)", "context.model.eval()", "recorded"),
+    ("common/engine/compiled.py", TIMES, "recorded"): {
+        "BatchNorm is not restored after a recording": ("buffer.copy_(before)", "pass"),
+        "a recording for any shape": ("(graphed if batch.shape == images.shape else usual)", "graphed"),
+        "a recording in eval mode": ("context.model.train(not config.eval_mode)", "context.model.eval()"),
     },
-    ("common/machine/environment.py", "tests/machine/test_environment.py"): {
-        "TF32 is named where there is none": (">= (8, 0)", "< (8, 0)", "tf32")
+    ("common/machine/environment.py", "tests/machine/test_environment.py", "tf32"): {
+        "TF32 is named where there is none": (">= (8, 0)", "< (8, 0)")
     },
-    ("common/ranks/group.py", RANKS): {
-        "no device_id": ("device_id=self.device if on_gpu else None", "device_id=None", "joins"),
-        "no heartbeat": ("self.after_batch = heartbeat.beat", "pass", "joins"),
-        "gloo between GPUs": ('"nccl" if on_gpu else "gloo"', '"gloo"', "joins"),
+    ("common/ranks/group.py", RANKS, "joins"): {
+        "no device_id": ("device_id=self.device if on_gpu else None", "device_id=None"),
+        "no heartbeat": ("self.after_batch = heartbeat.beat", "pass"),
+        "gloo between GPUs": ('"nccl" if on_gpu else "gloo"', '"gloo"'),
     },
-    ("common/engine/setup.py", "tests/engine/test_setup.py"): {
-        "no set_device": ("torch.cuda.set_device(device)", "pass", "its_own")
+    ("common/engine/setup.py", "tests/engine/test_setup.py", "its_own"): {
+        "no set_device": ("torch.cuda.set_device(device)", "pass")
     },
-    ("ddp_train.py", RANKS): {
-        "buffers in every step": ("parallel.broadcast_buffers = False", "pass", "buffers"),
-        "gradients are no views of the bucket": ("gradient_as_bucket_view=True, ", "", "last_gradient"),
+    ("ddp_train.py", RANKS, "buffers"): {"buffers in every step": ("parallel.broadcast_buffers = False", "pass")},
+    ("ddp_train.py", RANKS, "last_gradient"): {
+        "gradients are no views of the bucket": ("gradient_as_bucket_view=True, ", ""),
         "the exchange counts as backward": (
             'last_gradient.will_mark(mark, "backward")',
             'last_gradient.will_mark(lambda name: None, "")',
-            "last_gradient",
         ),
     },
-    ("fsdp_train.py", RANKS): {
+    ("fsdp_train.py", RANKS, "weights"): {
         "FSDP has the whole model first": (
             "    shard(model, place)",
             "    model.to(place.device)\n    shard(model, place)",
-            "weights",
         ),
-        "FSDP leaves a block whole": ("(*blocks, model)", "(*blocks[1:], model)", "weights"),
+        "FSDP leaves a block whole": ("(*blocks, model)", "(*blocks[1:], model)"),
     },
-    ("common/programs/probe.py", RANKS): {
-        "a link by gloo": ('("nccl", device) if', '("gloo", device) if', "link"),
-        "a link without device_id": ('("nccl", device) if', '("nccl", None) if', "link"),
-        "a link that is not waited for": (
-            "Stopwatch([device]) for _ in range(4)",
-            "Stopwatch([]) for _ in range(4)",
-            "link",
-        ),
+    ("common/programs/probe.py", RANKS, "link"): {
+        "a link by gloo": ('("nccl", device) if', '("gloo", device) if'),
+        "a link without device_id": ('("nccl", device) if', '("nccl", None) if'),
+        "a link that is not waited for": ("Stopwatch([device]) for _ in range(4)", "Stopwatch([]) for _ in range(4)"),
     },
-    ("common/programs/probe.py", TIMES): {
+    ("common/programs/probe.py", TIMES, "loader"): {
         "a loader that is not waited for": (
             "synchronize([device])\n                images_per",
             "pass\n                images_per",
-            "loader",
-        ),
-        "steps timed one by one": ("for _ in range(calls):", "for _ in range(1):", "blocks"),
+        )
     },
-    ("comparison/run/turns.py", "tests/run/test_turns.py"): {
-        "turns without memory": ("free > ROOM * max(measured, default=need)", "free > 0", "fit_onto")
+    ("common/programs/probe.py", TIMES, "blocks"): {
+        "steps timed one by one": ("for _ in range(calls):", "for _ in range(1):")
     },
-    ("comparison/run/session.py", SIMULATED): {
+    ("comparison/run/turns.py", "tests/run/test_turns.py", "fit_onto"): {
+        "turns without memory": ("free > ROOM * max(measured, default=need)", "free > 0")
+    },
+    ("comparison/run/session.py", SIMULATED, "schedules"): {
         "a run is on disk after the next": (
             "            output.write(report)\n            _tell_run",
             "            _tell_run",
-            "schedules",
         ),
-        "--resume drops what ran out of memory": ('in ("ok", OUT_OF_MEMORY))', 'in ("ok",))', "schedules"),
-        "--resume keeps what failed": ('if outcome.status in ("ok", OUT_OF_MEMORY))', ")", "schedules"),
-        "a run is counted twice": (
-            "(*report.outcomes, outcome))",
-            "(*report.outcomes, outcome, outcome))",
-            "schedules",
-        ),
-        "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]', "schedules"),
+        "--resume drops what ran out of memory": ('in ("ok", OUT_OF_MEMORY))', 'in ("ok",))'),
+        "--resume keeps what failed": ('if outcome.status in ("ok", OUT_OF_MEMORY))', ")"),
+        "a run is counted twice": ("(*report.outcomes, outcome))", "(*report.outcomes, outcome, outcome))"),
+        "all blocks have one seed": ('settings["seed"] + block - 1', 'settings["seed"]'),
         "out of memory beside others is final": (
             'alone[outcome.configuration] = "memory did not suffice beside the other rows"',
             "yield outcome",
-            "schedules",
         ),
-        "the time before an interruption is free": (
-            "used, longest = spent(report)",
-            "used, longest = 0.0, 0.0",
-            "schedules",
-        ),
+        "the time before an interruption is free": ("used, longest = spent(report)", "used, longest = 0.0, 0.0"),
     },
-    ("comparison/run/lock.py", SIMULATED): {
-        "a lock that no other command knows": ('".comparison.lock"', 'f"{id(self)}.lock"', "schedules"),
-        "a directory that was moved stays unlocked": ("if os.path.samestat(", "if self._file.parent or (", "schedules"),
+    ("comparison/run/lock.py", SIMULATED, "schedules"): {
+        "a lock that no other command knows": ('".comparison.lock"', 'f"{id(self)}.lock"'),
+        "a directory that was moved stays unlocked": ("if os.path.samestat(", "if self._file.parent or ("),
     },
-    ("comparison/run/session.py", "tests/run/test_session.py"): {
+    ("comparison/run/session.py", "tests/run/test_session.py", "last_planned_run"): {
         "a finished comparison needs no other block": (
             "    report = with_next_block(report, *spent(report))  #",
             "    pass  #",
-            "last_planned_run",
         )
     },
-    ("comparison/run/stopping.py", SIMULATED): {
+    ("comparison/run/stopping.py", SIMULATED, "schedules"): {
         "a budget without end": (
             "if limited and (last or used + _seconds_of(names, report, block_seconds) > budget):",
             "if False:",
-            "schedules",
         ),
-        "disturbed blocks are not repeated": ("- len(report.disturbed_blocks) < blocks", "< blocks", "schedules"),
+        "disturbed blocks are not repeated": ("- len(report.disturbed_blocks) < blocks", "< blocks"),
     },
-    ("comparison/record.py", SIMULATED): {
-        "a block that was set aside counts": ("or run.block not in self.set_aside]", "or True]", "schedules")
+    ("comparison/record.py", SIMULATED, "schedules"): {
+        "a block that was set aside counts": ("or run.block not in self.set_aside]", "or True]")
     },
-    ("comparison/outcomes.py", SIMULATED): {
-        "no block is disturbed": ("return self.share > MOST_FOREIGN", "return False", "schedules")
+    ("comparison/outcomes.py", SIMULATED, "schedules"): {
+        "no block is disturbed": ("return self.share > MOST_FOREIGN", "return False")
     },
-    ("comparison/plan/plan.py", SIMULATED): {
-        "all blocks have one order": ("shuffle.sample(names, len(names))]", "names]", "schedules")
+    ("comparison/plan/plan.py", SIMULATED, "schedules"): {
+        "all blocks have one order": ("shuffle.sample(names, len(names))]", "names]")
     },
-    ("comparison/run/turns.py", SIMULATED): {
-        "a killed script": ("                self._oom_kills = oom_kills()\n", "", "schedules"),
-        "no time limit": ("            if look > end:", "            if False:", "schedules"),
-        "a time limit that counts the waiting": ("self._timeout - self._wall_seconds)", "self._timeout)", "schedules"),
+    ("comparison/run/turns.py", SIMULATED, "schedules"): {
+        "a killed script": ("                self._oom_kills = oom_kills()\n", ""),
+        "no time limit": ("            if look > end:", "            if False:"),
+        "a time limit that counts the waiting": ("self._timeout - self._wall_seconds)", "self._timeout)"),
         "rows train at the same time": (
             "                waiting.append(run)",
             "                run._gate.start_turn()\n                waiting.append(run)",
-            "schedules",
         ),
-        "turns in one order": ("in shuffle.sample(waiting, len(waiting)):", "in waiting:", "schedules"),
-        "a killed run is out of memory": ("and oom_kills() > self._oom_kills:", "and True:", "schedules"),
-        "other programs are not seen": (
-            "max(0.0, self._foreign_seconds)",
-            "min(0.0, self._foreign_seconds)",
-            "schedules",
-        ),
+        "turns in one order": ("in shuffle.sample(waiting, len(waiting)):", "in waiting:"),
+        "a killed run is out of memory": ("and oom_kills() > self._oom_kills:", "and True:"),
+        "other programs are not seen": ("max(0.0, self._foreign_seconds)", "min(0.0, self._foreign_seconds)"),
     },
-    ("comparison/run/launch.py", SIMULATED): {
-        "a run's other sessions stay": ("            kill_tagged(tag)", "            pass", "schedules"),
-        "a run that ignores SIGTERM stays": (
-            "            os.killpg(child.pid, signal.SIGKILL)",
-            "            pass",
-            "schedules",
-        ),
+    ("comparison/run/launch.py", SIMULATED, "schedules"): {
+        "a run's other sessions stay": ("            kill_tagged(tag)", "            pass"),
+        "a run that ignores SIGTERM stays": ("            os.killpg(child.pid, signal.SIGKILL)", "            pass"),
     },
-    ("common/files/writing.py", SIMULATED): {
-        "a full disk leaves half a file": ("        Path(part.name).unlink(missing_ok=True)\n", "", "schedules")
+    ("common/files/writing.py", SIMULATED, "schedules"): {
+        "a full disk leaves half a file": ("        Path(part.name).unlink(missing_ok=True)\n", "")
     },
-    ("compare_parallel.py", SIMULATED): {
+    ("compare_parallel.py", SIMULATED, "schedules"): {
         "Ctrl-C is success": (
             'Run the same command with --resume to continue.", file=sys.stderr)\n        raise',
             'Run the same command with --resume to continue.", file=sys.stderr)',
-            "schedules",
         )
     },
 }
@@ -332,8 +282,8 @@ class Plant(NamedTuple):
 
 PLANTS = {
     name: Plant(file, text, instead, tests, words)
-    for (file, tests), plants in OF_FILES.items()
-    for name, (text, instead, words) in plants.items()
+    for (file, tests, words), plants in OF_TESTS.items()
+    for name, (text, instead) in plants.items()
 }
 
 

@@ -1,10 +1,11 @@
-"""Slows a training down in one known place. Python imports a module of this name at its start.
+"""Slows a training down, or breaks it, in one known place. Python imports a module of this name at its start.
 
     PYTHONPATH=benchmarks/plants PLANT=forward PLANT_SECONDS=0.005 PLANT_RANK=1 python ddp_train.py --spawn 2
 
 It patches one module right after its import, in every process of the run. For plants that slow steps: PLANT_RANK slows
 one rank only, PLANT_EVERY=N one step of every N, PLANT_TURNS=1 each rank in turn, PLANT_SHARE=0.1 a tenth of the steps
-at random, and PLANT_GROWS=1 each step by PLANT_SECONDS more than the one before.
+at random, and PLANT_GROWS=1 each step by PLANT_SECONDS more than the one before. PLANT=fault evaluates PLANT_FAULT on
+rank PLANT_RANK at the start of epoch PLANT_EPOCH; tests/faults uses it.
 """
 
 import gc
@@ -155,6 +156,17 @@ def few_threads(engine):
     run_first(engine, "train_one_epoch", lambda: engine.torch.set_num_threads(1))
 
 
+def fault(engine):
+    """Evaluate an expression with all imported modules, once, on one rank."""
+    epochs = itertools.count(1)
+
+    def inject():
+        if next(epochs) == setting("EPOCH") and setting("RANK") == int(os.environ.get("RANK", 0)):
+            eval(setting("FAULT", str), {**sys.modules})
+
+    run_first(engine, "train_one_epoch", inject)
+
+
 def rude_workers(loaders):
     """Run loader workers at the priority of the training."""
     loaders.NICE = 0
@@ -196,6 +208,7 @@ PLANTS = {  # value of PLANT → the module to patch, the function that patches 
     "collector": ("common.engine.step", slow_update(collect)),
     "twice": ("common.models.build", slow_network(twice_the_images)),
     "few-threads": ("common.engine.loop", few_threads),
+    "fault": ("common.engine.loop", fault),
     "rude-workers": ("common.data.loaders", rude_workers),
     "all-reduce": ("common.ranks.group", slow_all_reduce),
     "start": ("common.data.image_set", slow_start),

@@ -38,19 +38,6 @@ def test_a_comparison_is_judged_without_output(tmp_path, capsys):
     assert read_results(tmp_path / "results.json").outcomes == done.outcomes
 
 
-def test_a_page_shows_the_diff_of_two_scripts(tmp_path, monkeypatch):
-    for name, lines in {"one": "a\n    b\n    x[0](c)\nd", "other": "a\n    x[1](c)\n    d\nd"}.items():
-        (tmp_path / f"{name}.py").write_text(f"import {name}\n\n\ndef train():\n{lines}\n")
-    monkeypatch.setattr(docs, "PROJECT", tmp_path)
-    monkeypatch.setattr(docs, "DOCS", tmp_path)  # prefixes links with ../
-    (tmp_path / "page.md").write_text("<!-- diff one other -->\n<!-- end -->")
-    shown = docs.generated_page(tmp_path / "page.md").split("```")[1]
-    assert shown == "diff\n-    b\n-    x[0](c)\n+    x[1](c)\n+    d\n"
-    for page in ("lecture.md", "lecture.zh-CN.md"):
-        text = (PROJECT / "docs" / page).read_text(encoding="utf-8")
-        assert "<!-- diff data_parallel_train ddp_train -->" in text
-
-
 def test_the_direct_cost_of_each_loop_is_measured(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["overhead.py", "--output", str(tmp_path / "overhead.json")])
     monkeypatch.setattr(overhead, "EMPTY_STEPS", 3)

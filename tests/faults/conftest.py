@@ -49,11 +49,11 @@ def record_fault(record_property):
 
 @pytest.fixture
 def injected():
-    """injected(fault, rank, epoch): environment variables that make a rank run `fault` at the start of an epoch."""
+    """injected(fault, rank, epoch): variables that make a rank evaluate the expression `fault` when an epoch begins."""
 
     def injected(fault, rank=0, epoch=1):
-        where = {"FAULT_RANK": str(rank), "FAULT_EPOCH": str(epoch)}
-        return {"PYTHONPATH": str(Path(__file__).parent / "injected"), "FAULT": fault, **where}
+        planted = {"PLANT": "fault", "PLANT_FAULT": fault, "PLANT_RANK": str(rank), "PLANT_EPOCH": str(epoch)}
+        return {"PYTHONPATH": str(PROJECT / "benchmarks" / "plants"), **planted}
 
     return injected
 

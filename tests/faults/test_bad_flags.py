@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import compare_parallel
 from common.errors import MACHINE, USAGE
 from common.ranks.meet import rank_device
 from common.settings.config import MODELS
-from comparison.plan.flags import parse_method
 from comparison.run import session
 from tests.fixtures import flag, plan, run_in_process, small
 from tests.reports import configuration, report_of
@@ -36,6 +34,7 @@ FLAGS = [
     (f"{SINGLE} --lr inf", "--lr: needs a finite number above 0, found 'inf'"),
     (f"{SINGLE} --model mlp --loader resident --num-workers 2", f"{NO_WORKERS}; found --num-workers 2; leave out"),
     (f"{SINGLE} --use-parallel --device cpu", PARALLEL),
+    (f"{SINGLE} --compile --simulate-devices 2 --quiet", "--compile does not go with dp; it copies the network in ev"),
     (DDP, "type torchrun --standalone --nproc_per_node=2 ddp_train.py"),
     (STAGES, "found neither torchrun, nor srun, nor --spawn"),
     ("model_parallel_train.py --micro-batches 49", "--micro-batches 49, --batch-size 48"),
@@ -71,6 +70,7 @@ def started(monkeypatch, data_root, tmp_path):
     """started(command): run a command in this process until it would train or start other processes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("common.ranks.start.prepare_process", lambda config, *_: config)
+    monkeypatch.setattr("common.engine.compiled.has_compiler", lambda _: True)
     monkeypatch.setattr("common.ranks.start.spawn_ranks", lambda *_: pytest.fail("ranks were started"))
 
     def started(command):
@@ -84,13 +84,6 @@ def started(monkeypatch, data_root, tmp_path):
 def test_a_bad_command_is_refused(command, words, started, refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with refused(command, USAGE, words):
-        started(command)
-
-
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
-def test_flags_that_exclude_compile(started, refused):
-    command = f"{SINGLE} --model mlp --compile --simulate-devices 2 --quiet"
-    with refused(command, USAGE, "--compile does not go with dp; it copies the network in every step; leave out "):
         started(command)
 
 
@@ -114,16 +107,10 @@ def test_more_processes_than_gpus(monkeypatch, refused):
         rank_device("gpu", 0, 2, all_visible=True)
 
 
-@pytest.mark.parametrize(
-    "fault, values, words",
-    [
-        ("a comparison's --loader resident --num-workers 2 4", {"num_workers": [2, 4]}, NO_WORKERS),
-        ("a comparison's ddp:num-workers=2", {"methods": parse_method("ddp:num-workers=2")}, NO_WORKERS),
-    ],
-)
-def test_a_bad_plan_is_refused(fault, values, words, refused):
-    with refused(fault, USAGE, words):
-        plan(**{"loader": "resident", "methods": [("ddp", {})], "nproc": [2], **values})
+@pytest.mark.parametrize("flags", ["--num-workers 2 4", "--methods ddp:num-workers=2 --nproc 2"])
+def test_a_bad_plan_is_refused(flags, planned, refused):
+    with refused(f"a comparison's --loader resident {flags}", USAGE, NO_WORKERS):
+        planned(f"--loader resident {flags}")
 
 
 @pytest.mark.parametrize("num_workers", [[0], None])

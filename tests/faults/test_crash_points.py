@@ -3,14 +3,13 @@
 import shutil
 import sys
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from common.data.image_set import load_image_set
 from comparison.results_file import read_results
 from tests.crash_points import whole_states
+from tests.failing_programs import make_images
 from tests.fixtures import PROJECT, TINY, child_environment, make_config
 
 pytestmark = pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
@@ -62,10 +61,7 @@ def decode(folder, place):
 
 
 def test_decoded_images_are_read_or_made_again(crashed, tmp_path):
-    for number in range(8):
-        file = tmp_path / "images" / ("train", "test")[number % 2] / f"class-{number // 4}" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)).save(file)
+    make_images(tmp_path / "images")
     images, place = str(tmp_path / "images"), tmp_path / "place"
     expected = decode(images, tmp_path / "elsewhere")
     states = crashed("images that are decoded", "-c", DECODE.format(images, str(place)))

@@ -14,39 +14,10 @@ from comparison.results_file import read_results
 from comparison.run.turns import busy_seconds
 from tests.failing_calls import attempt
 from tests.failing_programs import pretended_comparison
-from tests.fixtures import PROJECT, alive, child_environment, wait_until
+from tests.fixtures import PROJECT, alive, child_environment, small, wait_until
 
 PIPES = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-SMALL = "--methods single --repeats 2 --model mlp --dataset synthetic-mnist --train-size 480 --batch-size 48"
-SMALL += " --num-workers 0 --epochs 2"
-
-
-@pytest.fixture
-def comparison(data_root, tmp_path):
-    """comparison(flags, ignored): start a comparison of one row, twice. All its processes have INTERRUPTED set."""
-    started = []
-
-    def start(flags="", ignored=()):
-        def reset_signals():  # background jobs inherit ignored signals
-            for number in (signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
-
-        places = ("--output-dir", tmp_path, "--data-root", data_root)
-        command = [sys.executable, "compare_parallel.py", *SMALL.split(), *places, *flags.split()]
-        mark = {**child_environment(), "INTERRUPTED": str(tmp_path)}
-        process = subprocess.Popen(command, cwd=PROJECT, env=mark, preexec_fn=reset_signals, **PIPES)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def count_entries(file, field):
-    """The number of entries in a field of a JSON file, or None if the file does not exist yet."""
-    return len(json.loads(file.read_text())[field]) if file.exists() else None
+SMALL = "--methods single --repeats 2 --model mlp --epochs 2"
 
 
 def test_ctrl_c_while_torch_is_imported():
@@ -86,49 +57,37 @@ def test_a_signal_in_code_whose_exceptions_python_drops(number, setup, project):
     assert (done.returncode, done.stderr) == (128 + number, "")
 
 
+def compare(place, data_root, **options):
+    """Start a comparison of one row. All its processes have INTERRUPTED set."""
+    command = small(f"compare_parallel.py {SMALL} --output-dir {place}", data_root)
+    mark = {**child_environment(), "INTERRUPTED": str(place)}
+    return subprocess.Popen([sys.executable, *command], cwd=PROJECT, env=mark, **PIPES, **options)
+
+
 @pytest.mark.slow
-def test_ignored_sighup_then_sigkill_and_resume(comparison, tmp_path):
-    results = tmp_path / "results.json"
-    process = comparison(ignored=[signal.SIGHUP])
-    wait_until(lambda: count_entries(results, "outcomes"), process=process)
+def test_ignored_sighup_then_sigkill_and_resume(project, data_root, tmp_path):
+    """tests/simulate.py interrupts comparisons in all other ways."""
+    results, ignore = tmp_path / "results.json", partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)  # like nohup
+    process = compare(tmp_path, data_root, preexec_fn=ignore)
+    wait_until(lambda: results.exists() and json.loads(results.read_text())["outcomes"], process=process)
     process.send_signal(signal.SIGHUP)
     with pytest.raises(subprocess.TimeoutExpired):  # it keeps running
         process.wait(1)
     process.kill()
+    process.communicate()
     wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=2)
     (first,) = read_results(results).outcomes
-    again = comparison("--resume")
-    out, _ = again.communicate(timeout=60)
-    assert again.returncode == 0 and "of which 1 are kept" in out
-    assert read_results(results).outcomes[0] == first
-    assert len(read_results(results).outcomes) >= 2  # more if another program disturbed a block
+    again = project(f"compare_parallel.py {SMALL} --output-dir {tmp_path} --resume")
+    assert again.returncode == 0 and "of which 1 are kept" in again.stdout, again.stderr
+    outcomes = read_results(results).outcomes
+    assert outcomes[0] == first and len(outcomes) >= 2  # more if another program disturbed a block
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_before_any_run_has_finished(number, comparison, tmp_path):
-    """Rows take turns: each has trained at least one epoch, but none has finished."""
-    flags, files = "--methods single ddp --repeats 1 --epochs 12", [f"runs/{name}-1.json" for name in ("single", "ddp")]
-    process, killed = comparison(flags), number == signal.SIGKILL
-    wait_until(lambda: all(count_entries(tmp_path / file, "epochs") for file in files), process=process)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    wait_until(lambda: not alive(f"INTERRUPTED={tmp_path}"), seconds=5)
-    assert not read_results(tmp_path / "results.json").outcomes
-    assert process.returncode == (-number if killed else 128 + number)
-    assert killed or err.startswith("Interrupted before the first run had ended: there is nothing to show. ")
-    again = comparison(f"{flags} --resume")
-    _, err = again.communicate(timeout=300)  # three blocks if another program disturbs them
-    assert again.returncode == 0, err
-    report = read_results(tmp_path / "results.json")
-    assert report.in_turns and {outcome.configuration for outcome in report.outcomes} == {"ddp", "single"}
-
-
-@pytest.mark.slow
-def test_a_comparison_that_is_paused(comparison, tmp_path):
+def test_a_comparison_that_is_paused(data_root, tmp_path):
     if busy_seconds() is None:
         pytest.skip("the CPU time of other programs is unknown here")
-    process = comparison("--repeats 1 --epochs 1")
+    process = compare(tmp_path, data_root)
     wait_until((tmp_path / "runs" / "single-1.log").exists, process=process)
     process.send_signal(signal.SIGSTOP)
     time.sleep(2)

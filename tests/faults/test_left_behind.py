@@ -169,13 +169,3 @@ def test_a_helper_process_ends_with_the_comparison(marked):
     wait_until(lambda: marked.alive(f"-m {HELPER}"))
     kill(parent)
     wait_until(lambda: not marked.alive(), 2)
-
-
-def test_a_killed_helper_process_is_named(tmp_path, marked):
-    flags = ("compare_parallel.py", "--dry-run", "--output-dir", tmp_path)
-    process = marked(*flags, pipes=("stdout", "stderr"))
-    os.kill(next(iter(wait_until(lambda: marked.alive(f"-m {HELPER}"), process=process))), signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (1, "")
-    found = "exited without an error message; signal 9 (SIGKILL), probably out of memory; try it "
-    assert err.startswith(f"error: {HELPER} {found}")

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -185,10 +184,3 @@ def test_agents_with_different_restart_counts(rank, data_root, tmp_path, free_po
             agent.terminate()
     assert (tmp_path / "once").exists() and codes == [0, 0, 0]
     assert read_result(tmp_path / "run").world_size == 3
-
-
-@pytest.mark.slow
-def test_the_default_port_is_taken(project, tmp_path):
-    with socket.create_server(("", 29500)):
-        done = project(SPAWN, "--figure-dir", tmp_path)
-    assert done.returncode == 0, done.stderr

@@ -13,72 +13,28 @@ import compare_parallel
 from common.errors import DATA, USAGE
 from common.files.checksums import json_checksum
 from common.machine.entry import explained
-from comparison import results_file
-from tests.fixtures import PROJECT, run_in_process
+from tests.fixtures import PROJECT, put, run_in_process
 
 SCRIPT = "data_parallel_train.py"
 GENUINE = PROJECT / "figures" / "compare-synthetic" / "results.json"
 
 
 EPOCH = ("outcomes", 0, "result", "epochs", 0)
-MALFORMED = {  # fault → path of keys, new value or None to delete it
-    "no settings": (("settings",), {}),
-    "settings without the batch size": (("settings", "batch_size"), None),
-    "no environment": (("environment",), {}),
-    "a probe that is a list": (("probe",), [1]),
-    "no plan": (("plan",), []),
-    "a batch size that is a text": (("plan", 0, "planned", "batch_size"), "64"),
-    "an order of one number": (("order",), [[1]]),
-    "a run of no row": (("outcomes", 0, "configuration"), "nobody"),
-    "a result without epochs": (("outcomes", 0, "result", "epochs"), []),
-    "a result without devices": (("outcomes", 0, "result", "devices"), []),
-    "a result without its configuration": (("outcomes", 0, "result", "config"), {}),
-    "seconds without end": ((*EPOCH, "train_seconds"), 1e999),
-    "an epoch of 400 digits": ((*EPOCH, "epoch"), 10**400),
-    "equivalence that is a list": (("equivalence",), ["ok"]),
-    "another field": (("nonsense",), 1),
-}
 
 
-def signed(directory, path, value):
-    """Write a results.json with a changed value and a correct checksum."""
-    values = json.loads(GENUINE.read_text())
-    del values["sha256"]
-    *parents, key = path
-    parent = functools.reduce(operator.getitem, parents, values)
-    if value is None:
-        del parent[key]
-    else:
-        parent[key] = value
-    file = directory / "results.json"
-    file.write_text(json.dumps({**values, "sha256": json_checksum(values)}))
-    return file
+def signed(value, *path):
+    """Return what writes a results.json with a changed value and a correct checksum. value: None deletes it."""
 
+    def write(file):
+        values = json.loads(GENUINE.read_text())
+        del values["sha256"]
+        if value is None:
+            del functools.reduce(operator.getitem, path[:-1], values)[path[-1]]
+        else:
+            put(value, values, *path)
+        file.write_text(json.dumps({**values, "sha256": json_checksum(values)}))
 
-@pytest.fixture
-def refuse_both(type_in, tmp_path, refused):
-    """refuse_both(fault, file, *parts): assert that --from and --diff refuse a file and write nothing."""
-
-    def refuse_both(fault, file, *parts):
-        for flags in (("--from", file, "--output-dir", tmp_path / "shown"), ("--diff", GENUINE, file)):
-            type_in("compare_parallel.py", *flags)
-            with refused(f"{flags[0]} {fault}", DATA, str(file), *parts):
-                compare_parallel.main()
-        assert not (tmp_path / "shown").exists()
-
-    return refuse_both
-
-
-@pytest.mark.parametrize("fault", MALFORMED)
-def test_malformed_results_with_a_correct_checksum(fault, refuse_both, tmp_path):
-    refuse_both(fault, signed(tmp_path, *MALFORMED[fault]))
-
-
-@pytest.mark.parametrize("name", ["dataset", "batch_size"])
-def test_results_with_a_setting_of_another_type(name, refused, tmp_path):
-    file = signed(tmp_path, ("settings", name), {"a": "strange thing"})
-    with refused(f"settings with a strange {name}", DATA, f"{file}; ValidationError: Expected", f"$.settings.{name}`"):
-        results_file.read_results(file)
+    return write
 
 
 def write_deeply_nested(file):
@@ -90,18 +46,40 @@ def write_sparse_tebibyte(file):
         opened.truncate(2**40)
 
 
-@pytest.mark.parametrize(
-    "fault, make, words",
-    [
-        ("100000 brackets", write_deeply_nested, ""),
-        ("a FIFO", os.mkfifo, "it is a FIFO"),
-        ("a file of 1 TiB", write_sparse_tebibyte, "it has 1,099,511,627,776 bytes"),
-        ("/dev/zero", lambda file: file.symlink_to("/dev/zero"), "it is a device"),
-    ],
-)
-def test_special_files_instead_of_results(fault, make, words, refuse_both, tmp_path):
-    make(tmp_path / "results.json")
-    refuse_both(fault, tmp_path / "results.json", words)
+MALFORMED = {  # fault → what writes the file, part of the message
+    "no settings": (signed({}, "settings"), ""),
+    "settings without the batch size": (signed(None, "settings", "batch_size"), ""),
+    "a strange data set": (signed({"a": "thing"}, "settings", "dataset"), "$.settings.dataset`"),
+    "a strange batch size": (signed({"a": "thing"}, "settings", "batch_size"), "$.settings.batch_size`"),
+    "no environment": (signed({}, "environment"), ""),
+    "a probe that is a list": (signed([1], "probe"), ""),
+    "no plan": (signed([], "plan"), ""),
+    "a batch size that is a text": (signed("64", "plan", 0, "planned", "batch_size"), ""),
+    "an order of one number": (signed([[1]], "order"), ""),
+    "a run of no row": (signed("nobody", "outcomes", 0, "configuration"), ""),
+    "a result without epochs": (signed([], "outcomes", 0, "result", "epochs"), ""),
+    "a result without devices": (signed([], "outcomes", 0, "result", "devices"), ""),
+    "a result without its configuration": (signed({}, "outcomes", 0, "result", "config"), ""),
+    "seconds without end": (signed(1e999, *EPOCH, "train_seconds"), ""),
+    "an epoch of 400 digits": (signed(10**400, *EPOCH, "epoch"), ""),
+    "equivalence that is a list": (signed(["ok"], "equivalence"), ""),
+    "another field": (signed(1, "nonsense"), ""),
+    "100000 brackets": (write_deeply_nested, ""),
+    "a FIFO": (os.mkfifo, "it is a FIFO"),
+    "a file of 1 TiB": (write_sparse_tebibyte, "it has 1,099,511,627,776 bytes"),
+    "/dev/zero": (lambda file: file.symlink_to("/dev/zero"), "it is a device"),
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+def test_malformed_results_are_refused_and_nothing_is_written(fault, type_in, tmp_path, refused):
+    write, words = MALFORMED[fault]
+    write(file := tmp_path / "results.json")
+    for flags in (("--from", file, "--output-dir", tmp_path / "shown"), ("--diff", GENUINE, file)):
+        type_in("compare_parallel.py", *flags)
+        with refused(f"{flags[0]} {fault}", DATA, str(file), words):
+            compare_parallel.main()
+    assert not (tmp_path / "shown").exists()
 
 
 TOO_LONG = "x" * 300
@@ -126,44 +104,36 @@ def test_names_that_are_too_long(flag, value, words, type_in, monkeypatch, data_
             raise explained(error) from error
 
 
-NETWORK = """from torch import nn
+NETWORK = """import math
+
+from torch import nn
 
 
 def build(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 """
-COMPARED = "compare_parallel.py --methods single --repeats 1 --output-dir"
-
-
-@pytest.mark.slow
-def test_names_of_250_characters(project, tmp_path):
-    network, files = tmp_path / f"{'n' * 250}.py", {flag: tmp_path / (flag[2] * 250) for flag in FILES}
-    network.write_text(NETWORK)
-    done = project(SCRIPT, "--model", f"{network}:build", *(word for pair in files.items() for word in pair))
-    assert done.returncode == 0, done.stderr
-    assert files["--save"].stat().st_size and [*files["--figure-dir"].glob("*.png")]
-    done = project(COMPARED, tmp_path / ("d" * 250), "--model", f"{network}:build")
-    assert done.returncode == 0, done.stderr
-
-
 FILES = ("--output", "--save", "--checkpoint", "--figure-dir")
 
 
 @pytest.mark.slow
-def test_directory_names_that_are_not_utf8(project, tmp_path):
-    place = tmp_path / os.fsdecode(b"no \xff\xfe utf-8")
+def test_names_of_250_bytes_that_are_not_utf8(project, tmp_path):
+    place = tmp_path / os.fsdecode(b"\xff\xfe".ljust(250, b"x"))
     for part, name in itertools.product(("train", "test"), (os.fsdecode(b"\xff"), "b")):
         (place / "images" / part / name).mkdir(parents=True)
         for number in range(4):
             Image.new("RGB", (8, 8), (number, 0, 0)).save(place / "images" / part / name / f"{number}.png")
-    files = [word for flag in FILES for word in (flag, place / flag[2:])]
-    folder = ("--dataset", f"folder:{place / 'images'}", "--image-size", 8, "--data-root", place, "--batch-size", 4)
-    done = project(f"{SCRIPT} --model mlp --num-workers 0 --epochs 1", *folder, *files, tiny=False)
+    (network := place / f"{'n' * 250}.py").write_text(NETWORK)
+    files = {flag: place / (flag[2] * 250) for flag in FILES}
+    folder = ("--dataset", f"folder:{place / 'images'}", "--image-size", 8, "--data-root", place)
+    written = [word for pair in files.items() for word in pair]
+    done = project(f"{SCRIPT} --train-size 8 --batch-size 4 --model", f"{network}:build", *folder, *written)
     assert done.returncode == 0, done.stderr
-    assert json.loads((place / "output").read_text())["config"]["save"] == str(place / "save")
-    done = project(COMPARED, place / "comparison", "--model", "mlp")
+    assert json.loads(files["--output"].read_text())["config"]["save"] == str(files["--save"])
+    assert files["--save"].stat().st_size and [*files["--figure-dir"].glob("*.png")]
+    compared, place = ("--methods", "single", "--repeats", 1, "--model", f"{network}:build"), place / ("d" * 250)
+    done = project("compare_parallel.py", *compared, "--output-dir", place)
     assert done.returncode == 0, done.stderr
-    again = project("compare_parallel.py", "--from", place / "comparison" / "results.json", tiny=False)
+    again = project("compare_parallel.py", "--from", place / "results.json", tiny=False)
     assert again.returncode == 0, again.stderr
 
 

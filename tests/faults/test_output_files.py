@@ -1,17 +1,17 @@
 """Output files: something else is in their place, or a killed writer has left a partial file."""
 
 import contextlib
+import multiprocessing
 import os
+import signal
 import socket
 import stat
-import subprocess
-import sys
 
 import pytest
 
 from common.errors import USAGE
 from common.files.writing import atomic_write, write_json
-from tests.fixtures import PROJECT, child_environment, give_up_root
+from tests.fixtures import give_up_root
 
 
 def make_device(path):
@@ -111,33 +111,32 @@ def test_a_new_file_respects_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
+def write_slowly(path, begun):
+    with atomic_write(path) as file:
+        file.write(bytes(10**6))
+        file.flush()
+        begun.send("")
+        signal.pause()
+
+
 @pytest.mark.parametrize("name", ["file", "中" * 83], ids=["short", "Chinese"])
 def test_only_the_partial_files_of_dead_writers_are_removed(name, tmp_path):
-    path = tmp_path / name
-    code = (
-        "import sys, time; from common.files.writing import atomic_write\nwith atomic_write(sys.argv[1]) as file:\n"
-        "    file.write(bytes(10**6)); file.flush(); print(flush=True); time.sleep(100)"
-    )
-    command, environment = [sys.executable, "-c", code, path], {**child_environment(), "PYTHONPATH": str(PROJECT)}
-    writers = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
-    try:
-        for writer in writers:
-            writer.stdout.readline()
-        (tmp_path / f"{name[:200]}.part").touch()  # the user's own file
-        assert len([*tmp_path.iterdir()]) == 3
-        writers[0].kill()
-        writers[0].wait()
-        with atomic_write(path) as file:
-            file.write(b"new")
-            assert len([*tmp_path.iterdir()]) == 3  # the killed writer's file is gone
-        assert path.read_bytes() == b"new"
-        writers[1].kill()
-        writers[1].wait()
-        write_json({}, path)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.communicate()
+    path, fork, (begun, begins) = tmp_path / name, multiprocessing.get_context("fork"), multiprocessing.Pipe()
+    writers = [fork.Process(target=write_slowly, args=(path, begins), daemon=True) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+        begun.recv()
+    (tmp_path / f"{name[:200]}.part").touch()  # the user's own file
+    assert len([*tmp_path.iterdir()]) == 3
+    writers[0].kill()
+    writers[0].join()
+    with atomic_write(path) as file:
+        file.write(b"new")
+        assert len([*tmp_path.iterdir()]) == 3  # the killed writer's file is gone
+    assert path.read_bytes() == b"new"
+    writers[1].kill()
+    writers[1].join()
+    write_json({}, path)
     assert {file.name for file in tmp_path.iterdir()} == {name, f"{name[:200]}.part"}
 
 
