@@ -150,7 +150,9 @@ OF_FILES = {  # (file, tests) → name → (text that occurs once in the file, r
         ),
         "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate", "evaluation"),
         "waiting for data counts as transfer": ('timer.mark("data")', "pass", "one_device"),
-        "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass", "order"),
+    },
+    ("common/engine/loop.py", "tests/engine/test_engine.py"): {
+        "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass", "shuffles")
     },
     ("common/engine/loop.py", RANKS): {
         "buffers are not shared": ("place.share_buffers(context.network)", "pass", "buffers")

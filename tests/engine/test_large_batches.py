@@ -99,13 +99,10 @@ def test_activations_in_place_are_recomputed(monkeypatch):
     assert all(torch.equal(*pair) for pair in zip(*gradients, strict=True))
 
 
-def test_slices_of_a_network_recompute_and_evaluation_does_not():
+def test_slices_of_a_network_recompute():
     network = build_network("lenet", (1, 28, 28), 1)
     network.recompute = True
     assert network[1:].recompute
-    network.eval()
-    with torch.no_grad():
-        assert network(torch.zeros(2, 1, 28, 28)).grad_fn is None
 
 
 @pytest.mark.parametrize(
@@ -115,14 +112,7 @@ def test_slices_of_a_network_recompute_and_evaluation_does_not():
         (131, 2, {}, 1, 1, "an epoch's last batch has 1 image per process, .*; type --train-size 128, which leaves"),
         (131, 1, {"accumulate": 2}, 1, 1, "last batch has 3 images per process, .*; type --train-size 128, which"),
         (131, 1, {}, 1, 2, "an epoch's last batch has 3 images per process, .*; type --train-size 128, which leaves"),
-        (
-            128,
-            1,
-            {"batch_size": 16, "accumulate": 4},
-            4,
-            1,
-            "every batch has 16 images .* a larger --batch-size, or few",
-        ),
+        (128, 1, {"batch_size": 16, "accumulate": 4}, 4, 1, "every batch has 16 images .* a larger --batch-size"),
         (3, 1, {}, 2, 1, "an epoch's last batch has 3 images per process, .*; give a larger --train-size, or fewer"),
         (129, 2, {}, 1, 1, ""),
         (129, 1, {"max_steps": 2}, 1, 1, ""),
@@ -133,10 +123,8 @@ def test_slices_of_a_network_recompute_and_evaluation_does_not():
 def test_an_image_alone_is_refused_where_batchnorm_would_fail(images, ranks, values, micro_batches, replicas, words):
     network, whole = (build_network("vgg", (3, size, size), 0) for size in (8, 16))
     assert (network.fewest, whole.fewest) == (2, 1)  # its last maps have 1 x 1 and 2 x 2 values
-    config, sampler = (
-        make_config(**{"batch_size": 64, **values}),
-        DistributedSampler(range(images), ranks, 0, drop_last=True),
-    )
+    config = make_config(**{"batch_size": 64, **values})
+    sampler = DistributedSampler(range(images), ranks, 0, drop_last=True)
     context = make_context(network, sampler=sampler, replicas=replicas)
     options = Namespace(micro_batches=micro_batches)
     refuse_single_images(replace(context, network=whole), config, options)
