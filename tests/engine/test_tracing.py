@@ -154,6 +154,8 @@ def test_the_title_of_the_figure_names_the_row_whose_ranks_wait():
     )  # 1 of 5.5 ms
     alone = (Span(0, "step", "forward", 0.0, 2.0), Span(0, "step", "exchange", 2.0, 4.0))  # with nobody
     assert waiting_finding({"B": SPANS[:1]}) == waiting_finding({"C": alone}) == "What every device does in a step"
+    busy, busier = ((*alone, Span(0, "cuda:0", "sgemm", 1.0, end)) for end in (2.0, 3.0))
+    assert waiting_finding({"C": busier, "D": busy}) == "In “D”, the GPU runs kernels for 25% of the traced time"
 
 
 def test_each_lane_of_a_rank_has_a_height_of_its_own():
