@@ -1,5 +1,6 @@
 import importlib
 import importlib.util
+import io
 import json
 import os
 import shlex
@@ -8,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import compare_parallel
 from common.settings.config import parse, script_parser
 from comparison.methods import Machine
 from comparison.run import forked
-from tests.fixtures import PROJECT, child_environment, misfits, run_in_process, small
+from tests.fixtures import PROJECT, child_environment, files_of, misfits, run_in_process, small
 
 TESTED_IN = {"": "scripts", "comparison": "run", "observer": "run"}  # otherwise in the directory of the same name
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # makes timing depend less on other programs
@@ -136,6 +137,24 @@ def train(project, tmp_path):
         if importlib.util.find_spec("jsonschema"):
             assert not misfits(result, "run-result")
         return result, torch.load(weights, weights_only=True), done.stdout
+
+    return run
+
+
+@pytest.fixture
+def train_here(monkeypatch, tmp_path, data_root):
+    """Like `train`, but in this process, for scripts without ranks. name: of its files in tmp_path: see files_of()."""
+    import torch
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the scripts change it
+
+    def run(command, *flags, name="run"):
+        monkeypatch.setattr(sys, "argv", small(f"{command} --threads 1", data_root, *files_of(tmp_path, name), *flags))
+        with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")) as printed:
+            run_in_process(monkeypatch, sys.argv[0])
+        printed.seek(0)
+        weights = torch.load(tmp_path / f"{name}.pth", weights_only=True)
+        return json.loads((tmp_path / f"{name}.json").read_text()), weights, printed.read()
 
     return run
 

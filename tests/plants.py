@@ -131,7 +131,9 @@ OF_TESTS = {  # (file, tests, -k expression) → name → (text that occurs once
     ("common/engine/loop.py", TIMES, "evaluation"): {
         "an evaluation with gradients": ("@torch.no_grad()\ndef evaluate", "def evaluate")
     },
-    ("common/engine/loop.py", TIMES, "order"): {"set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass")},
+    ("common/engine/loop.py", "tests/engine/test_engine.py", "shuffles"): {
+        "set_epoch is forgotten": ("context.sampler.set_epoch(epoch)", "pass")
+    },
     ("common/engine/loop.py", RANKS, "buffers"): {
         "buffers are not shared": ("place.share_buffers(context.network)", "pass")
     },

@@ -48,7 +48,6 @@ class Gpus:
 
     names: list[str]
     costs: dict = field(default_factory=dict)
-    capability: tuple[int, int] = (9, 0)
     broken: set[int] = field(default_factory=set)
     copies: list[tuple[str, str, int]] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
@@ -336,8 +335,7 @@ def make_graphed_callables(module, sample):
 
 def properties(device):
     index = gpus.place(device).index
-    major, minor = gpus.capability
-    about = {"major": major, "minor": minor, "total_memory": 1 << 33, "multi_processor_count": 100}
+    about = {"major": 9, "minor": 0, "total_memory": 1 << 33, "multi_processor_count": 100}
     return SimpleNamespace(name=gpus.names[index], uuid=f"{index:08}-0000", **about)
 
 
@@ -351,10 +349,10 @@ def current(device):
 
 
 @contextlib.contextmanager
-def pretended_gpus(*names: str, costs=None, capability=(9, 0)):
+def pretended_gpus(*names: str, costs=None):
     """Give torch.cuda a pretended GPU for each name. Yields the Gpus. costs: see virtual_clock.py."""
     global gpus
-    gpus, previous = Gpus(list(names), costs or {}, capability), gpus
+    gpus, previous = Gpus(list(names), costs or {}), gpus
     clock, place = gpus.clock, gpus.place
 
     def set_debug_mode(mode):

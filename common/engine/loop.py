@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from common.engine.place import ParallelContext
 from common.engine.shares import Evaluation, Training, merge, one_per_share, series_of
 from common.engine.step import to_device
-from common.engine.timing import CoreClock, PhaseTimer, Stopwatch, total_milliseconds
+from common.engine.timing import CoreClock, PhaseTimer, Stopwatch
 from common.errors import add_error_context
 from common.files.results import EpochRecord
 from common.machine.entry import pending_signal
@@ -72,19 +72,18 @@ def train_one_epoch(
             place.after_batch()
             if (pending_signal() or place.others_end()) and place.all_stop_after(step):
                 break
-    phases = [*timer.phases()]
     training = Training(
         data_rank=done.data_rank,
         seconds=watch.seconds,
         loss_sum=done.loss_sum if loss_sum is None else loss_sum.item(),
         samples=samples,
         steps=step,
-        phase_milliseconds=total_milliseconds(phases),
+        phase_milliseconds=timer.milliseconds(),
         cpu_seconds=cores.cpu_seconds,
         queue_seconds=cores.queue_seconds,
         throttled_seconds=cores.throttled_seconds,
         start=start,
-        series=series_of(phases),
+        series=series_of(timer.phases()),
     )
     return training.with_earlier_part(partial_epoch) if partial_epoch else training
 

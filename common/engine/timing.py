@@ -158,7 +158,11 @@ class PhaseTimer:
 
     def milliseconds(self) -> dict[str, float]:
         """Return the total milliseconds per phase."""
-        return total_milliseconds(self.phases())
+        totals: dict[str, float] = {}
+        for name, milliseconds in self.phases():
+            if name:
+                totals[name] = totals.get(name, 0.0) + milliseconds
+        return totals
 
     def spans(self) -> list[tuple[str, float, float]]:
         """Return each phase as (name, start, end), in milliseconds since the first mark."""
@@ -169,15 +173,6 @@ class PhaseTimer:
                 spans.append((name, start, end))
             start = end
         return spans
-
-
-def total_milliseconds(phases: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the total milliseconds per phase of PhaseTimer.phases()."""
-    totals: dict[str, float] = {}
-    for name, milliseconds in phases:
-        if name:
-            totals[name] = totals.get(name, 0.0) + milliseconds
-    return totals
 
 
 class SampledTimers:

@@ -24,8 +24,8 @@ def train(train_here, tmp_path, monkeypatch):
     def train(name, *flags):
         # resident, as loading without workers would seed the random state for each image
         command = "data_parallel_train.py --loader resident --model strided --train-size 64 --batch-size 32"
-        output, _ = train_here(name, f"{command} --lr-milestones 1 3", *flags)
-        return learned(output), torch.load(tmp_path / f"{name}.pt", weights_only=True)
+        train_here(f"{command} --lr-milestones 1 3", *flags, name=name)
+        return learned(tmp_path / f"{name}.json"), torch.load(tmp_path / f"{name}.pt", weights_only=True)
 
     return train
 

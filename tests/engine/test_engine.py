@@ -23,7 +23,6 @@ from common.machine import cores as machine_cores
 from common.machine import groups as machine_groups
 from common.machine import memory
 from common.machine.lifetime import has_launcher
-from common.ranks.replicas import SimulatedDataParallel
 from common.settings.schedules import build_schedule
 from tests.fixtures import make_config
 from tests.trainings import CPU, fitted, make_context, make_step
@@ -74,17 +73,6 @@ def test_a_step_is_the_textbook_step(smoothing):
             weight.data -= 0.1 * gradient
     torch.testing.assert_close([*model.parameters()], [*by_hand.parameters()])
     assert part.loss_sum == pytest.approx(sum(losses))
-
-
-@pytest.mark.parametrize("channels, strides", [(1, (784, 1, 28, 1)), (3, (2352, 1, 84, 3))])
-def test_replicas_get_channels_last_images_in_training_and_evaluation(channels, strides):
-    seen = []
-    model = nn.Sequential(nn.Conv2d(channels, 10, 28), nn.Flatten())
-    model.register_forward_pre_hook(lambda module, inputs: seen.append((module.training, inputs[0].stride())))
-    parallel, batches = SimulatedDataParallel(model, 2, CPU), [(torch.randn(4, channels, 28, 28), FOUR[1])]
-    train(parallel, batches)
-    evaluate(make_context(parallel), batches)
-    assert seen == [(True, strides)] * 2 + [(False, strides)] * 2
 
 
 def test_evaluation_is_exact_and_never_waits_for_a_gpu():

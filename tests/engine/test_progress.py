@@ -30,9 +30,8 @@ def test_a_long_epoch_reports_its_progress_with_growing_pauses(seconds, first, d
     assert lines == [f"Epoch [{epoch}/3], {line}" for epoch in (1, 2) for line in said]
 
 
-def test_a_script_prints_its_progress(monkeypatch, train_here, capsys):
+def test_a_script_prints_its_progress(monkeypatch, train_here):
     monkeypatch.setattr(progress, "FIRST", 0.0)
-    train_here("run", "data_parallel_train.py --model mlp --epochs 2")
-    printed = capsys.readouterr().out
+    _, _, printed = train_here("data_parallel_train.py --model mlp --epochs 2")
     assert "\nEpoch [1/2], step 1 of 10\n" in printed and "\nEpoch [2/2], step 2 of 10, about " in printed
     assert "\x1b" not in printed and "\r" not in printed

@@ -171,18 +171,6 @@ def test_gradients_of_a_batch_in_parts_equal_those_of_the_whole_batch(wrap, part
         torch.testing.assert_close(in_parts, whole, atol=1e-6, rtol=1e-4)
 
 
-def test_two_stages_are_on_their_devices_and_each_part_moves_once():
-    meta = torch.device("meta")  # computes only shapes
-    model = build_network("lenet", GREY, 0)
-    stages = TwoStage(model[:2], model[2:], [CPU, meta], 2)
-    assert {weight.device for weight in stages.stage0.parameters()} == {CPU}
-    assert {weight.device for weight in stages.stage1.parameters()} == {meta}
-    seen = []
-    stages.stage1.register_forward_pre_hook(lambda _, inputs: seen.append((inputs[0].device, tuple(inputs[0].shape))))
-    assert stages(torch.randn(8, *GREY)).device == meta
-    assert seen == [(meta, (4, 800))] * 2
-
-
 @pytest.mark.parametrize("wrap, names", [(replicas, "scatter,replicate,gather"), (two_stages, "stage 0,stage 1")])
 def test_methods_time_only_training_batches(wrap, names):
     module, images = wrap(build_network("lenet", GREY, 0), 2), torch.randn(4, *GREY)

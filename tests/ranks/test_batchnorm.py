@@ -24,12 +24,6 @@ def test_every_kind_is_synchronized_on_gpus():
     assert [*model.state_dict()] == names
 
 
-def test_batchnorm2d_is_synchronized_on_cpus():
-    model = nn.Sequential(nn.Sequential(nn.BatchNorm2d(3)), nn.ReLU())
-    synchronize(model, torch.device("cpu"))
-    assert type(model[0][0]) is RanksBatchNorm
-
-
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.BatchNorm3d(3), Own(3)])
 def test_other_kinds_are_refused_on_cpus(layer):
     message = f"^--sync-batchnorm on a CPU is only for BatchNorm2d; layer 0.1 is of the kind {type(layer).__name__}; "

@@ -48,7 +48,7 @@ def test_buffers_are_broadcast_once_before_each_evaluation(train_on_gpus):
     assert names == 2 * [*["allreduce_"] * STEPS, *["broadcast_"] * len(buffers)] and buffers
 
 
-@pytest.mark.parametrize("flags, count", [(("--accumulate", 2), STEPS), (("--no-sync",), 0)])
+@pytest.mark.parametrize("flags, count", [(("--accumulate", 3), STEPS), (("--no-sync",), 0)])
 def test_a_step_exchanges_no_more_than_it_needs(flags, count, train_on_gpus):
     gpus = train_on_gpus(*DDP, *flags, rank=0, costs={"cuda:0": 0.1}).gpus
     assert [work.name for work in gpus.clock.log].count("allreduce_") == count

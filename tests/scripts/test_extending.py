@@ -131,7 +131,7 @@ def test_only_methods_py_contains_the_names_of_methods():
     names, sentences = {*METHODS}, {method.called for method in METHODS.values()} - {""}
     assert {"one process, all cores", "DataParallel", "DDP"} <= sentences
     for file in (PROJECT / "compare_parallel.py", *(PROJECT / "comparison").rglob("*.py")):
-        if file.name in ("methods.py", "chinese.py"):  # translates the names
+        if file.name == "methods.py":
             continue
         tree = ast.parse(file.read_text(encoding="utf-8"))
         texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}

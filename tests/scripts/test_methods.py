@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.data.image_set import load_image_set
 from common.machine.cores import available_cores
 from common.models.build import build_network
-from common.ranks import replicas
-from tests.fixtures import PROJECT, child_environment, make_config, run_in_process, small
+from tests.fixtures import PROJECT, child_environment, make_config, small
 from tests.trainings import make_loaders
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
@@ -33,9 +32,8 @@ RANKS = {
     "ddp of three ranks": "ddp_train.py --spawn 3",
     "fsdp": "fsdp_train.py --spawn 2",
     "fsdp of three ranks": "fsdp_train.py --spawn 3",
-    "pipeline": "pipeline_train.py --spawn 2",
 }
-SLOW = ("ddp of three ranks", "fsdp of three ranks", "pipeline")
+SLOW = ("ddp of three ranks", "fsdp of three ranks")
 
 
 def weights_of(tmp_path_factory, data_root, command, *flags):
@@ -46,21 +44,6 @@ def weights_of(tmp_path_factory, data_root, command, *flags):
     done = subprocess.run([sys.executable, *words], check=True, **options)
     assert done.stdout == done.stderr == ""  # --quiet
     return torch.load(weights, weights_only=True)
-
-
-@pytest.fixture
-def train_here(monkeypatch, tmp_path, data_root, capsys):
-    """Like `train`, but in this process; for scripts without ranks."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the scripts change it
-
-    def run(command, *flags):
-        files = ("--output", tmp_path / "result.json", "--save", tmp_path / "weights.pth", "--figure-dir", tmp_path)
-        monkeypatch.setattr(sys, "argv", small(command, data_root, *flags, *files))
-        run_in_process(monkeypatch, sys.argv[0])
-        weights = torch.load(tmp_path / "weights.pth", weights_only=True)
-        return json.loads((tmp_path / "result.json").read_text()), weights, capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -286,22 +269,9 @@ def test_data_parallel_prints_the_batch_shape_of_each_replica(train_here):
     assert "Per batch, gather:" in printed
 
 
-@pytest.mark.parametrize("count, tuned, note", [(1, True, "not parallel: 1 device"), (2, False, replicas.UNTUNED)])
-def test_cudnn_does_not_tune_in_every_step(count, tuned, note, monkeypatch, data_root, tmp_path):
-    contexts = []
-    monkeypatch.setattr("common.engine.run.run", lambda context, *_: contexts.append(context))
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not tuned)
-    monkeypatch.setattr(replicas, "choose_devices", lambda *_: [torch.device("cpu", index) for index in range(count)])
-    monkeypatch.setattr(torch.nn.DataParallel, "__init__", lambda self, model, devices: torch.nn.Module.__init__(self))
-    command = small("data_parallel_train.py --use-parallel --threads 1 --quiet", data_root, "--figure-dir", tmp_path)
-    monkeypatch.setattr(sys, "argv", command)
-    run_in_process(monkeypatch, "data_parallel_train.py")
-    assert (torch.backends.cudnn.benchmark, contexts[0].note) == (tuned, note)
-
-
 def test_real_mnist_is_learned(real_data, train_here):
     command = f"data_parallel_train.py --dataset mnist --data-root {real_data} --train-size 60000 --batch-size 128"
-    result, _, _ = train_here(f"{command} --threads 1 --max-steps 100")
+    result, _, _ = train_here(f"{command} --max-steps 100")
     assert result["epochs"][0]["test_accuracy"] > 0.85 and result["epochs"][0]["samples"] == 12800
     assert len(result["class_accuracy"]) == 10
 

@@ -1,10 +1,8 @@
 """Custom networks in a file and custom image folders."""
 
-import json
 import re
 import runpy
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from PIL import Image
 from common.data.image_set import load_image_set
 from common.errors import DATA, USAGE, SuiteError
 from common.models.build import block_names, build_network, plain_state
-from tests.fixtures import make_config, run_in_process, small
+from tests.fixtures import make_config
 from tests.trainings import PAIR, make_loaders
 
 SIZES = {"cat": (70, 50), "dog": (40, 90), "emu": (64, 64)}
@@ -32,18 +30,6 @@ def images(tmp_path):
                 pixels = random.integers(0, 256, (height, width, 3), dtype=np.uint8)
                 Image.fromarray(pixels).save(directory / f"{number}.png")
     return tmp_path / "my_images"
-
-
-@pytest.fixture
-def start(monkeypatch, tmp_path):
-    """Run a script in this process: start("data_parallel_train.py", *flags)."""
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the scripts change it
-
-    def start(script, *flags):
-        monkeypatch.setattr(sys, "argv", [script, *map(str, flags), "--figure-dir", str(tmp_path), "--threads", "1"])
-        run_in_process(monkeypatch, script)
-
-    return start
 
 
 NETWORKS = f"""{PAIR}
@@ -117,9 +103,9 @@ def test_a_custom_network_computes_the_same_inside_the_suite(name, blocks, netwo
         ("alone", (), "this model cannot be cut; it is not an nn.Seq"),
     ],
 )
-def test_a_model_that_cannot_be_split(name, flags, message, networks, start, data_root):
+def test_a_model_that_cannot_be_split(name, flags, message, networks, train_here):
     with pytest.raises(SuiteError, match=message) as refused:
-        start(*small("model_parallel_train.py", data_root, "--model", f"{networks}:{name}", *flags))
+        train_here("model_parallel_train.py", "--model", f"{networks}:{name}", *flags)
     assert refused.value.exit_code == USAGE
 
 
@@ -293,11 +279,10 @@ def test_fewer_test_images_than_ranks(load):
 
 
 @pytest.mark.parametrize("loader", ["workers", "resident"])
-def test_training_on_a_folder_uses_its_classes(loader, images, start, tmp_path):
-    flags = f"--image-size 32 --loader {loader} --model vgg --batch-size 4 --num-workers 0 --epochs 1 --quiet".split()
-    places = "--data-root", tmp_path / "data", "--output", tmp_path / "result.json"
-    start("data_parallel_train.py", "--dataset", f"folder:{images}", *flags, *places)
-    result = json.loads((tmp_path / "result.json").read_text())
+def test_training_on_a_folder_uses_its_classes(loader, images, train_here, tmp_path):
+    flags = f"--image-size 32 --loader {loader} --model vgg --train-size 12 --batch-size 4".split()
+    places = "--dataset", f"folder:{images}", "--data-root", tmp_path / "data"
+    result, _, _ = train_here("data_parallel_train.py", *flags, *places)
     assert list(result["class_accuracy"]) == ["cat", "dog", "emu"] and result["epochs"][0]["samples"] == 12
     (figure,) = tmp_path.glob("*.png")
     assert "/" not in figure.name and ":" not in figure.name
