@@ -219,7 +219,7 @@ NEXT = {  # situation → (report, part of the next step)
     "no core for workers": (loads(1), None),
     "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
     "a small cause": (report_of(SINGLE, OUTSIDE), None),  # the backward pass has 3 of 20 ms
-    "no prove with fit": (report_of(SINGLE, DDP, fit_batch=True, target_accuracy=0.5), None),
+    "no prove with fit": (report_of(SINGLE, DDP, fit_batch=True), None),
     "nothing": (report_of(SINGLE, DDP, prove=True), None),
     "a row that is no slower": (report_of((configuration(), runs(first=9.0)), LATE), None),
 }

@@ -16,8 +16,7 @@ from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
 from tests.pages import read_page, words_of
-from tests.reports import DDP, SINGLE, configuration, report_of, runs
-from tests.reports import script as timed_script
+from tests.reports import DDP, SINGLE, configuration, halved, report_of, runs, script
 
 TRACED = "cifar10-vgg"  # has a timeline
 SHOWN = (  # of several kinds, including the widest table and the most findings
@@ -79,36 +78,40 @@ def test_a_page_embeds_the_figures_that_it_does_not_draw(tmp_path):
     assert embedded == [name for name in FIGURES if name not in ("phases.png", "timeline.png")]
 
 
-def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path):
-    fsdp = (configuration("fsdp", per_device_batch_size=50), runs("fsdp", (1.0, 1.01, 0.99), count=2, world_size=2))
-    for rows, said in (([SINGLE, fsdp], True), ([SINGLE], False)):
-        write_html(analyse(report_of(*rows)), tmp_path / "report.html", [])
-        shown = words_of(read_page(tmp_path / "report.html"))
-        assert ("FSDP: exchange is in forward and backward" in shown) == said
+@pytest.fixture
+def page_of(tmp_path):
+    """Return a function: the page of a comparison with these rows."""
+
+    def page_of(*rows, **settings):
+        write_html(analyse(report_of(*rows, **settings)), tmp_path / "report.html", [])
+        return read_page(tmp_path / "report.html")
+
+    return page_of
+
+
+def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(page_of):
+    for rows, said in (([SINGLE, halved("fsdp")], True), ([SINGLE], False)):
+        assert ("FSDP: exchange is in forward and backward" in words_of(page_of(*rows))) == said
 
 
 @pytest.mark.parametrize("milliseconds", [0.1, 20.0])
-def test_short_times_of_scripts_are_readable(milliseconds, tmp_path):
-    write_html(analyse(report_of(timed_script("mine", milliseconds), warmup=10)), tmp_path / "report.html", [])
-    texts = [*read_page(tmp_path / "report.html").itertext()]
+def test_short_times_of_scripts_are_readable(milliseconds, page_of):
+    texts = [*page_of(script("mine", milliseconds), warmup=10).itertext()]
     assert ("0.0010 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
 
 
-def test_the_line_of_a_mean_is_inside_its_strip(tmp_path):
+def test_the_line_of_a_mean_is_inside_its_strip(page_of):
     """The mean of a row with one run in a fast block is adjusted to slower ones."""
     slower = configuration(), runs(seconds=(0.5, 1.0, 1.0))
     once = configuration("ddp"), [*runs("ddp", (0.9,)), "failed", "failed"]
-    write_html(analyse(report_of(slower, once)), tmp_path / "report.html", [])
-    bars = read_page(tmp_path / "report.html").iter("rect")
-    ticks = [float(bar.get("x").strip("%")) for bar in bars if bar.get("x")]
+    ticks = [float(bar.get("x").strip("%")) for bar in page_of(slower, once).iter("rect") if bar.get("x")]
     assert len(ticks) >= 2 and max(ticks) <= 100
 
 
-def test_a_page_in_chinese_says_in_chinese_what_has_no_table(tmp_path):
+def test_a_page_in_chinese_says_in_chinese_what_has_no_table(page_of):
     with speaking("zh"):
-        write_html(analyse(report_of((configuration(), ["failed"]))), tmp_path / "report.html", [])
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "没有一次运行正常结束。" in text and "No run ended well" not in text
+        shown = words_of(page_of((configuration(), ["failed"])))
+    assert "没有一次运行正常结束。" in shown and "No run ended well" not in shown
 
 
 # ---- in a browser
