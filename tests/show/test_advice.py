@@ -95,7 +95,7 @@ def test_single_runs_recommend_nothing():
     few = "DDP: 2.00 times as fast, but too few runs for an interval; 1.00 s instead of 2.00 s"
     assert verdict(analyse(once))[1].startswith(few)
     assert "1 run of a row" in recommendations(analyse(of_cores(2, SINGLE, halved(), whole((0.9,)))))[0]
-    assert recommended(*swept("single", model=("lenet", "mlp"))) == []
+    assert recommended(*swept("single", model=("lenet", "mlp"))) == recommended(script("mine", 20.0), warmup=10) == []
 
 
 def test_each_batch_size_has_its_own_recommendation():

@@ -54,6 +54,8 @@ def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, widt
 def test_the_screen_ends_with_the_file_of_the_report_and_has_a_projection():
     report = report_of(SINGLE, halved(peak_memory_bytes=(3 * 2**30, 2**30)))
     assert [row["Result"] for row in answer_rows(analyse(report))] == ["recommended", "slower"]
+    alone = next(answer_rows(analyse(report_of(SINGLE))))
+    assert "Speed-up [95%]" in alone and "Relative [95% CI]" not in alone  # to the best of one row
     _, advice, table, notes = terminal_text(analyse(report), report="a/report.html").split("\n\n")
     assert "4,096 MiB." in advice and notes.endswith("Causes, figures and definitions: a/report.html")
     assert "4,096" in table and "Accuracy (%)" not in table
