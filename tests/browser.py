@@ -113,11 +113,6 @@ class Browser:
         self.do("Input.dispatchKeyEvent", type="keyDown", **values)
         self.do("Input.dispatchKeyEvent", type="keyUp", **{**values, "text": ""})
 
-    def screenshot(self, file: Path):
-        """Write the whole page as a PNG."""
-        shot = self.do("Page.captureScreenshot", captureBeyondViewport=True)
-        file.write_bytes(base64.b64decode(shot["data"]))
-
     def print_to(self, file: Path) -> int:
         """Write the page as a PDF, and return the number of pages."""
         file.write_bytes(base64.b64decode(self.do("Page.printToPDF", preferCSSPageSize=True)["data"]))

@@ -5,6 +5,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from itertools import product
 
 from msgspec import convert
 
@@ -80,12 +81,13 @@ def make_result(method="single", seconds=(3.0, 2.0, 2.2), devices=("cpu",), phas
 
 
 def configuration(method="single", name=None, values=(), skip="", command=(), **planned) -> Configuration:
-    equal = {"model": "lenet", "batch_size": 100, "num_workers": 0, "device": "cpu", "threads": 1, **planned}
-    equal = {"per_device_batch_size": 100, **equal}
-    name = name or "-".join([method, *(f"{key}={value}" for key, value in dict(values).items())])
-    return Configuration(
-        name, method, method.upper(), dict(values), Planned(**equal), command or ("python", f"{method}.py"), skip
-    )
+    """Return a row with these values of swept settings. planned: what else is planned for it."""
+    values = dict(values)
+    equal = {"model": "lenet", "batch_size": 100, "num_workers": 0, "device": "cpu", "threads": 1}
+    equal |= {"per_device_batch_size": 100, **values, **planned}
+    planned = Planned(**{name: value for name, value in equal.items() if name in Planned.__dataclass_fields__})
+    name = name or "-".join([method, *(f"{key}={value}" for key, value in values.items())])
+    return Configuration(name, method, method.upper(), values, planned, command or ("python", f"{method}.py"), skip)
 
 
 def runs(
@@ -159,6 +161,15 @@ def as_long_as_its_parts(report: Report) -> Report:
     return replace(report, outcomes=tuple(map(timed, report.outcomes)))
 
 
+FAST, SLOW = (1.0, 1.01, 0.99), (3.0, 3.03, 2.97)
+
+
+def halved(method="ddp", seconds=FAST, name=None, **values):
+    """Return a row of two devices, each with half of the batch. values: of its results."""
+    planned = configuration(method, name, per_device_batch_size=50)
+    return planned, runs(method, seconds, count=2, world_size=2, per_device_batch_size=50, **values)
+
+
 SINGLE = (configuration(), runs())
 DDP = (configuration("ddp", per_device_batch_size=50), runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2))
 LINK = {
@@ -191,18 +202,18 @@ def full_report():
     )
 
 
+def swept(*methods, **values):
+    """Return a row for each combination of the values of some settings, with each method."""
+    each = [dict(zip(values, own, strict=True)) for own in product(*values.values())]
+    return [
+        (configuration(method, values=own), runs(method, global_batch_size=own.get("batch_size", 100)))
+        for own in each
+        for method in methods
+    ]
+
+
 def two_sweeps(methods=("single",)):
-    return report_of(
-        *(
-            (
-                configuration(method, values={"model": model, "batch_size": size}, model=model),
-                runs(method, global_batch_size=size),
-            )
-            for model in ("lenet", "mlp")
-            for size in (64, 128)
-            for method in methods
-        )
-    )
+    return report_of(*swept(*methods, model=("lenet", "mlp"), batch_size=(64, 128)))
 
 
 def cells(table):
@@ -363,20 +374,19 @@ OWN = {"loader": "its own", "optimizer": "SGD", "optimizers": 1, "epochs": 3}
 OWN_PHASES = PhaseTimes(data=1.0, forward=20.0, backward=40.0, update=3.0, rest=2.0)
 
 
-def script(name, milliseconds, samples=100, **values):
-    """A row of three runs with this step time, in slices of 10, 20, 30 and 40 steps."""
-
+def script(name, milliseconds, samples=100, blocks=(1.0, 1.01, 0.99), slices=(1.0,) * 4, **values):
+    """A row with this step time, in slices of 10, 20, 30, … steps. blocks, slices: relative lengths of their steps."""
     values = {"global_batch_size": samples, **values, "config": {**OWN, **values.get("config", {})}}
+    result = make_result("script", (1.0,), phases=OWN_PHASES, class_accuracy=None, **values)
+    unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
 
-    def run(factor):
-        result = make_result("script", (1.0,) * 4, phases=OWN_PHASES, class_accuracy=None, **values)
-        unseen = dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "evaluate_seconds"), math.nan)
+    def slice_of(number, factor):
+        steps = 10 * number
+        counts = {"epoch": number, "steps": steps, "samples": steps * samples}
+        return replace(result.epochs[0], train_seconds=factor * steps * milliseconds / 1000, **counts, **unseen)
 
-        def slice_of(steps):
-            seconds, epoch = factor * steps * milliseconds / 1000, result.epochs[0]
-            counts = {"epoch": steps // 10, "steps": steps, "samples": steps * samples}
-            return replace(epoch, train_seconds=seconds, **counts, **unseen)
+    def run(block):
+        epochs = tuple(slice_of(number, block * factor) for number, factor in enumerate(slices, start=1))
+        return replace(result, epochs=epochs)
 
-        return replace(result, epochs=tuple(map(slice_of, (10, 20, 30, 40))))
-
-    return replace(configuration("script", f"script-{name}"), label=name), [run(factor) for factor in (1.0, 1.01, 0.99)]
+    return replace(configuration("script", f"script-{name}"), label=name), [run(block) for block in blocks]

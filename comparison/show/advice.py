@@ -228,7 +228,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
             yield say("give all rows the same settings, and leave out --allow-unequal.")
         if any(row.missed for row in analysis.report.rows):
             yield say("give more --epochs, or a lower --target-accuracy.")
-        if any(row.out_of_memory and not row.configuration.is_script for row in analysis.report.rows):
+        if any(row.out_of_memory for row in analysis.report.rows):  # a script's log was the first step
             yield say("give a smaller --batch-size.")
     if all(row.configuration.skip for row in analysis.report.rows):
         yield say("no row can run here; the report says why.")

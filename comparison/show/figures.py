@@ -100,8 +100,8 @@ def keep_figure(figure, path: Path) -> Path:
 
 def shown_by(path: Path) -> str:
     """Return the title of a saved figure."""
-    title = re.search("<title>(.*?)</title>", path.with_suffix(".svg").read_text(encoding="utf-8"), re.DOTALL)
-    return " ".join(html.unescape(title[1]).split()) if title else path.stem
+    svg = path.with_suffix(".svg").read_text(encoding="utf-8")
+    return " ".join(html.unescape(re.search("<title>(.*?)</title>", svg, re.DOTALL)[1]).split())
 
 
 def wrap_titles(figure) -> None:

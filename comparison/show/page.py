@@ -14,6 +14,7 @@ from common.files.writing import write_text
 from common.words import printable
 from comparison.judge.analysis import Analysis
 from comparison.judge.remedies import Proof
+from comparison.judge.summaries import successful_runs
 from comparison.show import advice, plots, sentences, tables, verdict
 from comparison.show.figures import shown_by
 from comparison.show.remarks import warnings
@@ -76,14 +77,14 @@ def _times(analysis):
     for place, entry in _rows(analysis):
         if entry.row.configuration.is_script and not scripts:
             continue
-        dots = []
-        for outcome in entry.row.outcomes:
-            for epoch in outcome.result.timed_epochs if outcome.status == "ok" else ():
-                seconds = epoch.train_seconds * (1000 / epoch.samples if scripts else 1)
-                dots.append((seconds, outcome.block, epoch.epoch))
+        dots = [
+            (epoch.train_seconds * (1000 / epoch.samples if scripts else 1), run.block, epoch.epoch)
+            for run, result in successful_runs(entry.row)
+            for epoch in result.timed_epochs
+        ]
         mean = seconds_of_thousand(entry) if scripts else entry.summary.epoch_seconds
         words = say(template, row=entry.label, n="{n}", m="{m}", x="{x}")  # filled in by the page
-        rows += [(place, entry.label, mean, words, sorted(dots))] if dots else []
+        rows.append((place, entry.label, mean, words, sorted(dots)))
     most = max((max(mean, dots[-1][0]) for _, _, mean, _, dots in rows), default=1.0)
     return {"heading": heading, "rows": rows, "most": most}
 
@@ -142,7 +143,7 @@ def _path(intervals, scale):
 
 def _name_and_color(span):
     if span.lane == "step":
-        return span.name, PHASES[span.name if span.name in PHASES else "rest"].color
+        return span.name, PHASES.get(span.name, PHASES["rest"]).color
     return BETWEEN_RANKS if span.lane == "link" else (ON_A_GPU[0], "currentColor")
 
 

@@ -134,7 +134,7 @@ def time_asked(analysis: Analysis, entry: RowAnalysis) -> str:
 
 def seconds_of_thousand(entry: RowAnalysis) -> float:
     """Return the seconds per A_THOUSAND samples of a row that has a result."""
-    return A_THOUSAND / (entry.summary.images_per_second or math.nan)
+    return A_THOUSAND / entry.summary.images_per_second
 
 
 def _time_to_target(analysis, entry):

@@ -159,7 +159,7 @@ def _conclusion(analysis, entry):
     if entry.row.times_only:
         return say("diagnostic: exchanges no gradients")
     decision = next((one for one in analysis.decisions if entry.name in one.ratios), None)
-    if not decision or entry.standing.unequal or entry.row.troubles:
+    if not decision:
         return entry.result
     ratio = decision.ratios[entry.name]
     if ratio == Ratio(1.0):

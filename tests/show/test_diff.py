@@ -9,7 +9,7 @@ from comparison.results_file import read_results
 from comparison.show.diff import describe_difference
 from comparison.show.terminal import LINES
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, report_of, row_of, runs, script
+from tests.reports import DDP, SINGLE, configuration, report_of, row_of, runs, script, swept
 
 NO_CLAIM = "To claim a difference, measure both in turns: --against."
 
@@ -21,6 +21,7 @@ def test_equal_rows_are_compared_without_a_claim_and_other_rows_are_not():
     text = describe_difference(before, replace(after, environment={**after.environment, "torch": "2.15.0"}), 200)
     assert not re.search(r"faster|slower|equal|\[", text) and NO_CLAIM in text
     for pattern in (
+        r"DDP +1.00 +1.00 +–\n",
         *(r"SINGLE +2.00 +1.00 +2.00\n", "“DDP”: refused: global batch 200 instead of 100"),
         *(r"MP +2.00 +– +–\n", "“MP”, “DP”: not in both"),
         *("Different machine: torch 2.11.0 → 2.15.0.", "Different settings: lr None → 0.1."),
@@ -47,11 +48,29 @@ def test_other_work_is_refused_and_another_machine_is_only_mentioned(changed, wo
     assert re.search(words, text), text
 
 
-def test_rows_with_other_numbers_of_devices_are_refused():
-    four = replace(configuration("ddp"), label="DDP ×4"), runs("ddp", count=4)
-    text = describe_difference(report_of(SINGLE, DDP), report_of(SINGLE, four), 200)
-    assert re.search(r"DDP → DDP ×4 +1.00 +2.00 +–\n", text), text
-    assert "“DDP → DDP ×4”: refused: 4 devices instead of 2." in text
+WHOLE, FAILED = report_of(SINGLE, DDP), report_of(SINGLE, (DDP[0], ["failed"]))
+FOUR = replace(DDP[0], label="DDP ×4"), runs("ddp", count=4)
+MINE, ALONE = script("mine", 20.0)
+TOGETHER = [replace(run, devices=("cpu",) * 2, world_size=2) for run in ALONE]
+
+
+@pytest.mark.parametrize(
+    "before, after, said",
+    [
+        (WHOLE, report_of(SINGLE, FOUR), "- B, “DDP → DDP ×4”: refused: 4 devices instead of 2."),
+        (WHOLE, FAILED, "- B, “DDP”: no run ended well in B."),
+        (FAILED, WHOLE, "- B, “DDP”: no run ended well in A."),
+        (FAILED, FAILED, "- B, “DDP”: no run ended well in A and B."),
+        (WHOLE, replace(WHOLE, outcomes=WHOLE.outcomes[:4]), "- B: interrupted after 4 of 6 runs."),
+        (
+            report_of((MINE, ALONE)),
+            report_of((MINE, TOGETHER), foreign_cores={MINE.name: 0.5}),
+            "- B, every row: 2 devices instead of 1; B disturbed.",
+        ),
+    ],
+)
+def test_what_makes_a_row_doubtful_is_remarked(before, after, said):
+    assert describe_difference(before, after, 200).splitlines()[-3] == said
 
 
 def test_scripts_are_compared_by_samples():
@@ -84,33 +103,9 @@ def test_the_difference_of_two_long_comparisons_fits_one_screen():
         assert NO_CLAIM in " ".join(lines)
 
 
-def test_a_row_without_a_result_is_in_both():
-    failed = (DDP[0], ["failed"])
-    for first, second, where in ((DDP, failed, "B"), (failed, DDP, "A"), (failed, failed, "A and B")):
-        text = describe_difference(report_of(SINGLE, first), report_of(SINGLE, second), 200)
-        assert f"“DDP”: no run ended well in {where}." in text and "not in both" not in text
-
-
-def test_scripts_on_other_devices_or_disturbed_are_marked():
-    own, one = script("mine", 20.0)
-    two = [replace(run, devices=("cpu",) * 2, world_size=2) for run in one]
-    before, after = report_of((own, one)), report_of((own, two), foreign_cores={own.name: 0.5})
-    text = describe_difference(before, after, 200)
-    assert "every row: 2 devices instead of 1; B disturbed." in text
-
-
-def test_an_interrupted_comparison_is_marked():
-    whole = report_of(SINGLE, DDP)
-    text = describe_difference(whole, replace(whole, outcomes=whole.outcomes[:4]), 200)
-    assert "- B: interrupted after 4 of 6 runs." in text and "A: interrupted" not in text
-
-
 def test_a_table_with_long_labels_fits_the_width():
-    rows = []
-    for workers in (0, 2):
-        values = {"batch_size": 64, "num_workers": workers}
-        row = replace(configuration("pipeline", values=values, **values), label="pipeline ×2, 4 micro-batches")
-        rows.append((row, runs("pipeline", (2.0 + workers,) * 3, workers_per_process=workers)))
+    made = swept("pipeline", batch_size=(64,), num_workers=(0, 2))
+    rows = [(replace(row, label="pipeline ×2, 4 micro-batches"), results) for row, results in made]
     lines = describe_difference(report_of(*rows), report_of(*rows)).splitlines()
     table = [line for line in lines if line.startswith("pipeline ×2")]
     assert [line.split("  ")[0][-2:] for line in table] == ["0)", "2)"] and max(map(len, lines)) <= 80

@@ -2,6 +2,8 @@
 
 import itertools
 from dataclasses import replace
+from math import log
+from statistics import fmean, median
 from unittest.mock import Mock
 
 import matplotlib
@@ -20,6 +22,7 @@ from comparison.show.sweep_plots import curves_finding, find_maps
 from comparison.show.verdict import where_time_goes
 from comparison.words import speaking
 from tests.reports import (
+    DDP,
     LINK,
     OWN_PHASES,
     SINGLE,
@@ -30,6 +33,8 @@ from tests.reports import (
     row_of,
     runs,
     script,
+    swept,
+    unlike,
 )
 
 
@@ -53,7 +58,7 @@ def rows(panels, kind):
         for own in values:
             size, seconds = own["batch_size"], (1.0 + number, 1.01, 1.02)
             results = runs(method, seconds, count=1 + number % 2, global_batch_size=size)
-            made.append((configuration(method, values=own, **own), results))
+            made.append((configuration(method, values=own), results))
     return made
 
 
@@ -138,19 +143,15 @@ def test_accuracies_are_compared_between_runs_with_the_same_seed():
     report = report_of(learned("single", 0.70, 0.80, 0.60), learned("ddp", None, 0.83, 0.62), learned("dp", None))
     worse = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.71, 0.81), learned("dp", 0.40, 0.50))
     alike = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7004, 0.7999))
+    close = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7252, 0.8256))  # rounded up
     for compared, finding in (
+        (close, "Final accuracy: every row within 2.6 points of its baseline (farthest: “DDP”)"),
         (report, "Final accuracy: every row within 2.5 points of its baseline (farthest: “DDP”)"),
         (worse, "Final accuracy: every row within 30.0 points of its baseline (farthest: “DP”)"),
         (alike, "Final accuracy: every row within 0.1 points of its baseline"),
         (report_of(SINGLE), "Accuracy over the training"),
     ):
         assert curves_finding(analyse(compared).done) == finding
-
-
-def test_accuracies_are_drawn_for_the_runs_with_the_same_seeds():
-    axes = drawn("curves", learned("single", 0.70, 0.80), learned("ddp", 0.73)).axes
-    single, ddp = axes[0].get_lines()
-    assert single.get_ydata() == pytest.approx([60, 70]) and ddp.get_ydata() == pytest.approx([60, 73])
 
 
 @pytest.mark.parametrize("apart, axes", [(0.009, ["seconds of training"]), (0.011, ["epoch", "seconds of training"])])
@@ -164,21 +165,18 @@ def test_accuracy_is_drawn_over_epochs_only_if_rows_differ_by_more_than_a_point(
         assert ddp.get_ydata() == pytest.approx([60, 70 + 100 * apart])
 
 
-@pytest.mark.parametrize("seconds, slowest, scale", [(0.26, 1.0, "linear"), (0.24, 1.0, "log"), (0.4, 4.0, "log")])
-def test_the_axis_of_ratios_is_logarithmic_only_if_they_span_more_than_a_factor_of_eight(seconds, slowest, scale):
-    (axis,) = drawn("speed-up", SINGLE, steady("ddp", seconds), steady("fsdp", slowest)).axes
-    assert axis.get_xscale() == scale
-
-
 def test_a_dot_without_a_claim_says_so():
     undecided = (configuration("ddp"), runs("ddp", (1.5, 2.5, 1.9)))
     unequal = steady("fsdp", 1.0, workers_per_process=2)
     figure = drawn("speed-up", SINGLE, undecided, unequal, allow_unequal=True)
     words = [text.get_text().partition("], ")[2] for text in figure.axes[0].texts]
     assert words == ["UNEQUAL settings", "undecided", "", ""] and "left out" not in figure.get_supxlabel()
-    simulated = (configuration("dp"), runs("dp", simulated=True))
-    figure = drawn("speed-up", SINGLE, undecided, simulated)
-    assert "1 uncompared row left out" in figure.get_supxlabel()
+    failed, *others = swept("single", "ddp", batch_size=(64, 256))  # one row has no baseline
+    for rows in (
+        (SINGLE, undecided, (configuration("dp"), runs("dp", simulated=True))),
+        [(failed[0], ["failed"]), *others],
+    ):
+        assert drawn("speed-up", *rows).get_supxlabel().endswith("\n1 uncompared row left out")
 
 
 def test_the_title_of_the_phases_ignores_simulated_rows():
@@ -206,19 +204,17 @@ def test_rows_that_cannot_be_used_are_never_named_the_fastest():
     assert [words.partition(":")[0] for words in where_time_goes(analysis)] == [name]
 
 
-def test_every_method_has_a_distinct_look(tmp_path):
+def test_every_method_has_a_distinct_look():
     looks = [method.look for method in (*METHODS.values(), UNKNOWN)]
     for key in ("color", "linestyle", "marker"):
         assert len({str(getattr(look, key)) for look in looks}) == len(looks)
-    file = draw_curves(make_result("ddp", devices=("cpu", "cpu")), tmp_path)
-    assert file.name == "synthetic-mnist-lenet-ddp-2.png" and file.stat().st_size > 1e4
 
 
 @pytest.mark.parametrize("methods, drawn", [(3, True), (4, False)])
 def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypatch, tmp_path):
     names = ("single", "ddp", "fsdp", "pipeline")[:methods]
     values = [{"model": model, "batch_size": size} for model in ("lenet", "mlp") for size in (16, 32, 64, 128, 256)]
-    rows = [(configuration(name, values=own, **own), runs(name, epochs=1)) for name in names for own in values]
+    rows = [(configuration(name, values=own), runs(name, epochs=1)) for name in names for own in values]
     monkeypatch.setattr(figures, "keep_figure", lambda figure, path: path)
     shown = {path.name for path in figures.draw_all(analyse(report_of(*rows)), tmp_path)}
     assert "map.png" in shown and ({"speed-up.png", "phases.png"} <= shown) == drawn == ("speed-up.png" in shown)
@@ -229,13 +225,6 @@ def test_more_than_thirty_rows_are_not_drawn_one_by_one(methods, drawn, monkeypa
 def test_the_curves_of_long_trainings_have_no_markers(epochs, marked):
     (axis,) = drawn("curves", SINGLE, (configuration("ddp"), runs("ddp", epochs=epochs))).axes
     assert [line.get_marker() not in ("", "None") for line in axis.get_lines()] == [True, marked]
-
-
-def test_the_title_about_memory_misses_no_row_that_needs_much_more():
-    """0.82 is farther from 1 than 1.21 by logarithms, but not far enough to be named."""
-    sizes = (("single", 100), ("ddp", 121), ("fsdp", 82))
-    made = [(configuration(name), runs(name, peak_memory_bytes=(size * 2**20,))) for name, size in sizes]
-    assert plots.memory_finding(analyse(report_of(*made)).done) == "“DDP” needs 1.21 times the memory of “SINGLE”"
 
 
 def test_the_values_of_a_map_are_in_the_order_of_the_plan_whatever_failed():
@@ -302,29 +291,31 @@ def test_series_that_differ_in_a_setting_have_different_names():
 
 
 @pytest.mark.parametrize(
-    "single, ddp, words",
+    "single, ddp, words, ends",
     [
-        ((0.7, 0.8), (0.73, None), "; mean of the runs with the same seeds"),
-        ((0.7, None), (None, 0.73), "; mean of the runs"),
-        ((0.7, 0.8), (0.73, 0.8), "; mean of the runs"),
+        ((0.7, 0.8), (0.73, None), "; mean of the runs with the same seeds", [70, 73]),
+        ((0.7, None), (None, 0.73), "; mean of the runs", [70, 73]),
+        ((0.7, 0.8), (0.73, 0.8), "; mean of the runs", [75, 76.5]),
     ],
 )
-def test_the_title_of_the_curves_says_which_runs_they_show(single, ddp, words):
-    title = drawn("curves", learned("single", *single), learned("ddp", *ddp)).get_suptitle()
-    assert title.endswith(f"each{words}")
+def test_the_curves_show_and_name_the_runs_with_the_same_seeds(single, ddp, words, ends):
+    figure = drawn("curves", learned("single", *single), learned("ddp", *ddp))
+    assert figure.get_suptitle().endswith(f"each{words}")
+    assert [line.get_ydata()[-1] for line in figure.axes[0].get_lines()] == pytest.approx(ends)
 
 
-def test_a_long_interval_makes_the_axis_of_ratios_logarithmic():
-    noisy = (configuration("ddp"), runs("ddp", (0.5, 1.5))), (configuration("fsdp"), runs("fsdp", (2.0, 0.9)))
-    (axis,), (busy,) = (drawn("speed-up", SINGLE, *noisy, foreign_cores=own).axes for own in ({}, {"ddp": 0.9}))
-    assert axis.get_xscale() == "log" and (len(axis.collections), len(busy.collections)) == (2, 1)  # intervals
-
-
-def test_a_row_without_a_baseline_is_not_called_simulated_or_refused():
-    made = rows(1, "sweep")
-    made[0] = (made[0][0], ["failed"])
-    note = drawn("speed-up", *made).get_supxlabel()
-    assert note.endswith("\n1 uncompared row left out")
+@pytest.mark.parametrize(
+    "rows, scale",
+    [
+        ((steady("ddp", 0.26), steady("fsdp", 1.0)), "linear"),
+        ((steady("ddp", 0.24), steady("fsdp", 1.0)), "log"),
+        ((steady("ddp", 0.4), steady("fsdp", 4.0)), "log"),
+        (((configuration("ddp"), runs("ddp", (0.5, 1.5))), (configuration("fsdp"), runs("fsdp", (2.0, 0.9)))), "log"),
+    ],
+)
+def test_the_axis_of_ratios_is_logarithmic_only_if_dots_or_intervals_span_more_than_a_factor_of_eight(rows, scale):
+    (axis,), (busy,) = (drawn("speed-up", SINGLE, *rows, foreign_cores=own).axes for own in ({}, {"ddp": 0.9}))
+    assert axis.get_xscale() == scale and (len(axis.collections), len(busy.collections)) == (2, 1)  # intervals
 
 
 @pytest.mark.parametrize("unit", [0.01, 1.0, 1000.0])
@@ -342,12 +333,7 @@ def test_no_bar_of_a_phase_covers_its_number(long, unit):
 
 def test_long_values_at_an_axis_do_not_overlap():
     models = ("lenet", "mlp", "resnet8", "resnet18", "mobilenet", "transformer")
-    made = [
-        (configuration(method, values={"model": model}, model=model), runs(method))
-        for method in ("single", "ddp", "fsdp")
-        for model in models
-    ]
-    figure = drawn("sweep-model", *made)
+    figure = drawn("sweep-model", *swept("single", "ddp", "fsdp", model=models))
     figure.draw_without_rendering()
     for axis in figure.axes:
         labels = axis.get_xticklabels()
@@ -356,13 +342,15 @@ def test_long_values_at_an_axis_do_not_overlap():
         assert rotated or all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes))
 
 
-def test_numbers_on_a_map_have_enough_contrast():
-    made = [(row, runs(row.method, (2.0,) * 3)) for row, _ in rows(1, "map")]
+def test_numbers_on_a_map_have_enough_contrast_and_larger_effects_a_fuller_color():
+    made, cells = [(row, runs(row.method, (2.0,) * 3)) for row, _ in rows(1, "map")], []
     for speed_up in (0.5, 0.6, 0.65, 0.8, 1.2, 1.4, 1.5, 1.55, 1.6, 2.0):
         made[4:] = [(row, runs("ddp", (2.0 / speed_up,) * 3)) for row, _ in made[4:]]
         (axis,) = drawn("map", *made).axes
         cell, number = (_luminance(color) for color in (axis.patches[0].get_facecolor(), axis.texts[0].get_color()))
         assert (max(cell, number) + 0.05) / (min(cell, number) + 0.05) > 4, speed_up
+        cells.append(cell)
+    assert cells[:4] == sorted(cells[:4]) and cells[4:] == sorted(cells[4:], reverse=True)
 
 
 def _linear(color):
@@ -451,14 +439,23 @@ def test_a_title_does_not_deny_what_a_row_that_trains_differently_shows():
         ([steady("ddp-no-sync", 1.0), steady("ddp", 1.25)], "“DDP” is 1.60 times as fast as “SINGLE”"),
     ):
         assert drawn("speed-up", SINGLE, *others).get_suptitle().startswith(f"{finding}\n")
-    large = (configuration("dp"), runs("dp", simulated=True, peak_memory_bytes=(9,)))
-    title = drawn("memory", SINGLE, (configuration("ddp"), runs("ddp")), large).get_suptitle()
-    assert title.startswith("No compared row needs 20% more or less memory than its baseline\n")
 
 
-def test_the_title_of_the_curves_rounds_the_distance_up():
-    close = report_of(learned("single", 0.70, 0.80), learned("ddp", 0.7252, 0.8256))
-    assert "within 2.6 points of its baseline" in curves_finding(analyse(close).done)
+def peak(method, size, **values):
+    return configuration(method), runs(method, peak_memory_bytes=(size * 2**20,), **values)
+
+
+@pytest.mark.parametrize(
+    "rows, finding",
+    [
+        ([peak("ddp", 121), peak("fsdp", 82)], "“DDP” needs 1.21 times the memory of “SINGLE”"),  # 0.82 is too close
+        ([peak("ddp", 119)], "No row needs 20% more or less memory than its baseline"),
+        ([peak("ddp", 119), peak("dp", 999, simulated=True)], "No compared row needs 20% more or less memory than its"),
+        ([], "Peak memory of a device"),
+    ],
+)
+def test_the_title_about_memory_names_the_row_that_differs_most_if_that_is_much(rows, finding):
+    assert drawn("memory", peak("single", 100), *rows).get_suptitle().startswith(finding)
 
 
 def test_the_title_of_the_timelines_is_about_a_single_gpu():
@@ -471,9 +468,8 @@ def test_the_title_of_the_timelines_is_about_a_single_gpu():
 
 
 def test_the_panels_of_a_sweep_are_in_the_order_of_the_plan_whatever_failed():
-    models = [{"model": model} for model in ("lenet", "mlp", "resnet8")]
-    sizes = [{**own, "batch_size": size} for own in models for size in (64, 256)]
-    made = [(configuration(values=own, **own), runs() if number else ["failed"]) for number, own in enumerate(sizes)]
+    made = swept("single", model=("lenet", "mlp", "resnet8"), batch_size=(64, 256))
+    made[0] = (made[0][0], ["failed"])
     titles = [axis.get_title().splitlines()[0] for axis in drawn("sweep-model", *made).axes]
     assert titles == ["SINGLE (batch size 64)", "SINGLE (batch size 256)"]
 
@@ -498,3 +494,41 @@ def test_the_axis_of_scaling_has_one_quantity(target, label, projected):
     assert any("projected" in str(line.get_label()) for line in axis.get_lines()) == projected
     alone = drawn("scaling", row_of("single"), target_accuracy=target, project=["2", "4"], probe=LINK)
     assert bool(alone) == projected
+
+
+def test_later_values_of_a_sweep_are_paler():
+    analysis = analyse(report_of(*swept("single", num_workers=(0, 2, 4)), DDP))
+    alphas = [plots.style_of(analysis, entry)["alpha"] for entry in analysis.rows]
+    assert alphas == pytest.approx([1.0, 0.675, 0.35, 1.0])
+
+
+@pytest.mark.parametrize("baseline", ["single", "ddp", "fsdp"])
+def test_the_memory_and_the_phases_of_any_baseline(baseline):
+    analysis = analyse(unlike(baseline=baseline))
+    results = {entry.name: entry.row.results for entry in analysis.done if not entry.row.simulated}
+    peaks = {name: median(max(one.peak_memory_bytes) for one in every) for name, every in results.items()}
+    ratios = {name: peak / peaks[baseline] for name, peak in peaks.items() if name != baseline}
+    most = max(ratios, key=lambda name: abs(log(ratios[name])))
+    title = figures.FIGURES["memory.png"](analysis).get_suptitle()
+    assert title.startswith(f"“{most.upper()}” needs {ratios[most]:.2f} times the memory of “{baseline.upper()}”\n")
+    much = {name for name, ratio in ratios.items() if not 0.8 < ratio < 1.2}
+    assert {entry.name for entry in analysis.rows if entry.much_memory} == much
+    threads = {name: every[0].threads_per_process * every[0].world_size for name, every in results.items()}
+    for entry, part in itertools.product(analysis.rows, ("data", "forward")):
+        if entry.name in ratios:
+            time = fmean(getattr(one.phases, part) for result in results[baseline] for one in result.epochs[1:])
+            ideal = time * threads[baseline] / threads[entry.name]
+            assert plots.ideal_phase(analysis, entry, part) == pytest.approx(ideal)
+
+
+def test_a_curve_needs_a_row_with_several_epochs():
+    rows = (configuration(), runs(epochs=1)), (configuration("ddp"), runs("ddp"))
+    assert drawn("curves", *rows, target_accuracy=0.6)
+    assert drawn("curves", rows[0]) is None
+
+
+@pytest.mark.parametrize("share, shown", [(0.009, False), (0.011, True)])
+def test_a_phase_of_less_than_a_hundredth_of_a_step_has_no_panel(share, shown):
+    waits = 100 * share / (1 - share)
+    rows = [(configuration(f"ddp-{data}"), runs(phases=(data, 0.0, 40.0, 60.0, 0.0))) for data in (0.0, waits)]
+    assert ("data" in plots.phases_shown(analyse(report_of(*rows)))) == shown

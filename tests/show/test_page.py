@@ -1,9 +1,7 @@
 """report.html: a well-formed file without external resources, and how a browser shows it."""
 
 import functools
-import os
-from html.parser import HTMLParser
-from pathlib import Path
+import re
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -12,45 +10,20 @@ import pytest
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
 from comparison.show.advice import recommendations
-from comparison.show.figures import draw_all
+from comparison.show.figures import FIGURES, draw_all
 from comparison.show.report import write_html
 from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
-from tests.reports import SINGLE, configuration, report_of, runs
-from tests.reports import script as timed_script
+from tests.pages import read_page, words_of
+from tests.reports import DDP, SINGLE, configuration, halved, report_of, runs, script
 
-VOID = {"meta", "img", "br", "circle", "rect", "line"}
 TRACED = "cifar10-vgg"  # has a timeline
 SHOWN = (  # of several kinds, including the widest table and the most findings
     *("compare-synthetic", TRACED, "own-script"),
     *("benchmark/bind-lenet", "benchmark/pipeline-resnet8", "ladder-mnist"),
 )
 WIDTHS = (360, 400, 800, 1400, 1800)
-
-
-class Page(HTMLParser):
-    """The tags with their attributes, and the texts. Raises AssertionError if tags do not match."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.open, self.tags, self.texts = [], [], []
-        self.feed(file.read_text(encoding="utf-8"))
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.open += [tag] if tag not in VOID else []
-
-    def handle_endtag(self, tag):
-        assert tag in VOID or self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] not in ("script", "style"):
-            self.texts.append(data)
-
-    def every(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 @pytest.fixture(scope="module")
@@ -71,62 +44,74 @@ def committed(tmp_path_factory):
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_page_is_one_file_with_all_results(name, committed):
     report, file = committed(name)
-    page, text = Page(file), file.read_text(encoding="utf-8")
+    page, text = read_page(file), file.read_text(encoding="utf-8")
     assert len(text.encode()) < 10**6
-    addresses = [value for _, values in page.tags for key, value in values.items() if key in ("src", "href", "action")]
-    assert len(addresses) == len(page.every("img")) >= 2
+    addresses = [value for one in page.iter() for key, value in one.items() if key in ("src", "href", "action")]
+    assert len(addresses) == len([*page.iter("img")]) >= 2
     for address in addresses:
         kind, _, content = address.partition(",")
         assert kind == "data:image/svg+xml" and ElementTree.fromstring(unquote(content)).tag.endswith("svg")
     assert "url(" not in text and "@import" not in text
-    shown = " ".join(" ".join(page.texts).split())
+    shown = words_of(page)
     assert all(sentence in shown for sentence in recommendations(analyse(report)))
     assert all(outcome.command in shown for outcome in report.outcomes)
     timed = [row for row in report.rows if not row.simulated]
     epochs = sum(len(result.timed_epochs) for row in timed for result in row.results)
-    assert len(page.every("circle")) == epochs  # every raw time
-    sliders = [values for values in page.every("svg") if values.get("role") == "slider"]
-    assert len(sliders) == len(timed) and all("{x} s" in values["data-words"] for values in sliders)
-    assert {values.get("scope") for values in page.every("th")} == {"col", "row"}
+    assert len([*page.iter("circle")]) == epochs  # every raw time
+    sliders = page.findall(".//svg[@role='slider']")
+    assert len(sliders) == len(timed) and all("{x} s" in slider.get("data-words") for slider in sliders)
+    assert {heading.get("scope") for heading in page.iter("th")} == {"col", "row"}
 
 
 def test_the_alternative_text_of_a_figure_is_its_title(committed):
-    report, file = committed("compare-synthetic")
-    alts = [values["alt"] for values in Page(file).every("img")]
-    best = max(entry.standing.speed_up.value for entry in analyse(report).rows if entry.standing.speed_up)
-    assert alts[1].startswith(f"“one process, all cores” is {best:.2f} times as fast as “one device” lenet on ")
-    assert len(alts) == 3 and all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in alts)
+    _, file = committed("compare-synthetic")
+    curves, speed_up, memory = (image.get("alt") for image in read_page(file).iter("img"))
+    assert speed_up.startswith("“one process, all cores” is 1.67 times as fast as “one device” lenet on ")
+    assert all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in (curves, speed_up, memory))
 
 
-def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(tmp_path):
-    fsdp = (configuration("fsdp", per_device_batch_size=50), runs("fsdp", (1.0, 1.01, 0.99), count=2, world_size=2))
-    for rows, said in (([SINGLE, fsdp], True), ([SINGLE], False)):
-        write_html(analyse(report_of(*rows)), tmp_path / "report.html", [])
-        texts = " ".join(Page(tmp_path / "report.html").texts)
-        assert ("FSDP: exchange is in forward and backward" in texts) == said
+def test_a_page_embeds_the_figures_that_it_does_not_draw(tmp_path):
+    for name in FIGURES:
+        (tmp_path / name).with_suffix(".svg").write_text(f"<svg><title>{name} &amp;\n x</title></svg>")
+    write_html(analyse(report_of(SINGLE, DDP)), tmp_path / "report.html", [tmp_path / name for name in FIGURES])
+    embedded = re.findall(r'alt="(\S+) &amp; x"', (tmp_path / "report.html").read_text())
+    assert embedded == [name for name in FIGURES if name not in ("phases.png", "timeline.png")]
+
+
+@pytest.fixture
+def page_of(tmp_path):
+    """Return a function: the page of a comparison with these rows."""
+
+    def page_of(*rows, **settings):
+        write_html(analyse(report_of(*rows, **settings)), tmp_path / "report.html", [])
+        return read_page(tmp_path / "report.html")
+
+    return page_of
+
+
+def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(page_of):
+    for rows, said in (([SINGLE, halved("fsdp")], True), ([SINGLE], False)):
+        assert ("FSDP: exchange is in forward and backward" in words_of(page_of(*rows))) == said
 
 
 @pytest.mark.parametrize("milliseconds", [0.1, 20.0])
-def test_short_times_of_scripts_are_readable(milliseconds, tmp_path):
-    write_html(analyse(report_of(timed_script("mine", milliseconds), warmup=10)), tmp_path / "report.html", [])
-    texts = Page(tmp_path / "report.html").texts
+def test_short_times_of_scripts_are_readable(milliseconds, page_of):
+    texts = [*page_of(script("mine", milliseconds), warmup=10).itertext()]
     assert ("0.0010 s" if milliseconds < 1 else "0.20 s") in texts and "0.00 s" not in texts
 
 
-def test_the_line_of_a_mean_is_inside_its_strip(tmp_path):
+def test_the_line_of_a_mean_is_inside_its_strip(page_of):
     """The mean of a row with one run in a fast block is adjusted to slower ones."""
     slower = configuration(), runs(seconds=(0.5, 1.0, 1.0))
     once = configuration("ddp"), [*runs("ddp", (0.9,)), "failed", "failed"]
-    write_html(analyse(report_of(slower, once)), tmp_path / "report.html", [])
-    ticks = [float(one["x"].strip("%")) for one in Page(tmp_path / "report.html").every("rect") if "x" in one]
+    ticks = [float(bar.get("x").strip("%")) for bar in page_of(slower, once).iter("rect") if bar.get("x")]
     assert len(ticks) >= 2 and max(ticks) <= 100
 
 
-def test_a_page_in_chinese_says_in_chinese_what_has_no_table(tmp_path):
+def test_a_page_in_chinese_says_in_chinese_what_has_no_table(page_of):
     with speaking("zh"):
-        write_html(analyse(report_of((configuration(), ["failed"]))), tmp_path / "report.html", [])
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "没有一次运行正常结束。" in text and "No run ended well" not in text
+        shown = words_of(page_of((configuration(), ["failed"])))
+    assert "没有一次运行正常结束。" in shown and "No run ended well" not in shown
 
 
 # ---- in a browser
@@ -139,18 +124,6 @@ def browser(tmp_path_factory):
     browser.close()
 
 
-@pytest.fixture
-def screenshot(browser):
-    """Return a function that writes a screenshot into the directory SCREENSHOTS, if it is set."""
-
-    def screenshot(name):
-        if place := os.environ.get("SCREENSHOTS"):
-            Path(place).mkdir(exist_ok=True)
-            browser.screenshot(Path(place) / f"{name.replace('/', '-')}.png")
-
-    return screenshot
-
-
 OVERFLOW = """[document.documentElement.scrollWidth - document.documentElement.clientWidth,
     ...[...document.querySelectorAll("main :is(p, li, h1, h2, th, td, svg, img)")].filter(part =>
         part.checkVisibility() && !part.closest(".wide") && (part.getBoundingClientRect().left < 0 ||
@@ -160,10 +133,9 @@ OVERFLOW = """[document.documentElement.scrollWidth - document.documentElement.c
 
 @needs_chromium
 @pytest.mark.parametrize("name, language", [*((name, "en") for name in SHOWN), ("compare-synthetic", "zh")])
-def test_nothing_is_cut_off_at_any_width(name, language, committed, browser, screenshot):
+def test_nothing_is_cut_off_at_any_width(name, language, committed, browser):
     for width in WIDTHS:
         browser.open(committed(name, language)[1], width)
-        screenshot(f"{name}-{language}-{width}")
         browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
         assert browser.ask(OVERFLOW) == [0], width
     assert browser.errors == []
@@ -211,11 +183,10 @@ CONTRASTS = """(() => {
 
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_everything_has_enough_contrast(dark, committed, browser, screenshot):
+def test_everything_has_enough_contrast(dark, committed, browser):
     browser.open(committed(TRACED)[1], 1400, dark)
     assert (browser.ask("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)") == dark
     browser.ask("document.querySelectorAll('details').forEach(part => part.open = true)")
-    screenshot(f"{TRACED}-open-{'dark' if dark else 'light'}")
     browser.hover(".times tr")  # highlights the row and shows a time
     seen, poor = browser.ask(CONTRASTS)
     assert poor == [] and seen > 500 and browser.ask("!document.querySelector('output').hidden")

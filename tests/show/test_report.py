@@ -23,9 +23,8 @@ from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
 from comparison.run.launch import TIMED_OUT
 from comparison.show import detail_tables, figures, remarks, tables
-from comparison.show.advice import in_short, next_step
-from comparison.show.detail_tables import rank_table, settings_table
-from comparison.show.remarks import definitions, not_measured, notes, warnings
+from comparison.show.detail_tables import settings_table
+from comparison.show.remarks import notes, warnings
 from comparison.show.report import fenced, present, write_csv, write_html
 from comparison.show.sections import sections
 from comparison.show.sentences import tell_trial
@@ -39,17 +38,15 @@ from tests.reports import (
     SINGLE,
     cells,
     configuration,
-    ddp,
     each_outcome,
     full_report,
-    halves,
+    halved,
     make_result,
     markdown_of,
-    rank,
     report_of,
     runs,
     script,
-    single,
+    swept,
     two_sweeps,
 )
 
@@ -76,14 +73,8 @@ def test_rows_without_numbers_say_why():
 
 
 def test_times_are_compared_with_the_best_if_any_training_has_one():
-    rows = [
-        (configuration(method, values={"batch_size": size}, batch_size=size), runs(method, global_batch_size=size))
-        for size in (64, 128)
-        for method in ("single", "ddp")
-    ]
-    report = report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9})
-    table, (_, *short) = main_table(report), in_short(analyse(report))
-    assert [line.partition(": ")[0] for line in short] == ["For batch size 64", "For batch size 128"]
+    rows = swept("single", "ddp", batch_size=(64, 128))
+    table = main_table(report_of(*rows, foreign_cores={"ddp-batch_size=64": 0.9}))
     assert "Relative time [95%]" in table and [row[10] for row in cells(table)][2:] == ["1.00", "1.00 [1.00, 1.00]"]
 
 
@@ -120,11 +111,10 @@ def test_all_speed_ups_together_have_a_confidence_of_95_percent():
     among_four, (alone,) = analyse(report).rows[1].standing.speed_up, ratios(block_times(report.rows), 0, [1])
     assert among_four == ratios(block_times(report.rows), 0, [1, 2, 3, 4])[0]
     assert among_four.low < alone.low and among_four.high > alone.high
-    families = []
-    for workers in (0, 2):
-        for method, seconds in (("single", (2.0, 2.02, 1.98)), ("ddp", (1.0, 1.02, 1.05))):
-            planned = configuration(method, values={"num_workers": workers}, num_workers=workers)
-            families.append((planned, runs(method, seconds, workers_per_process=workers)))
+    alone, together = runs(), runs("ddp", (1.0, 1.02, 1.05))
+    families = [
+        (row, alone if row.method == "single" else together) for row, _ in swept("single", "ddp", num_workers=(0, 2))
+    ]
     report = report_of(*families)  # each of two baselines gets half of the error
     assert analyse(report).rows[1].standing.speed_up == ratios(block_times(report.rows), 0, [1], 0.975)[0]
 
@@ -145,12 +135,6 @@ def test_the_result_starts_with_the_smallest_detectable_difference(tmp_path):
     assert wild.resolution.differences[3] > 1
     assert ": 3 runs detect a difference of >100%, " in remarks.resolution(wild)[0]
     assert analyse(ONE_EPOCH).resolution is None
-
-
-def test_equal_within_decides_what_is_practically_equal():
-    near = (configuration("ddp"), runs("ddp", (2.04, 2.06, 2.02)))
-    for within, result in ((None, "practically equal"), (0.01, "slower")):
-        assert analyse(report_of(SINGLE, near, equal_within=within)).rows[1].result == result
 
 
 def test_models_are_swept_at_one_batch_size_and_batch_sizes_with_one_model():
@@ -189,37 +173,67 @@ def test_a_missing_baseline_is_the_reason_for_missing_speed_ups(rows, baseline, 
     assert {row[8] for row in cells(main_table(report))} == {"–"}
 
 
-def test_speed_ups_are_relative_to_the_chosen_baseline():
-    single, ddp = cells(main_table(report_of(SINGLE, DDP, baseline="ddp")))
-    assert single[8:11] == ["0.50 [0.50, 0.50]", "1.67 [1.66, 1.67]", "100% [100, 100]"]
-    assert ddp[8:11] == ["1.00", "1.00", "100%"]
-
-
-def test_a_bar_in_a_markdown_cell_is_escaped():
-    report = full_report()
-    for table in (main_table(report, "github"), detail_tables.settings_table(report, "github")):
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
-    assert r"max \|Δ parameter\|" in main_table(report, "github")
-
-
-def test_notes_warnings_and_definitions_fit_the_comparison():
+def test_notes_and_warnings_fit_the_comparison():
     analysis = analyse(report_of((configuration(), runs(seconds=(2.0,), first=8.0)), repeats=1))
     for words in ("each row ran once", "is synthetic"):
         assert any(words in note for note in notes(analysis))
     (warning,) = warnings(analysis)
     assert warning.startswith("SINGLE: its first epoch takes 4.0 times as long as the others: warm-up")
-    for in_turns, words in ((False, "Whole runs: "), (True, "In turns: ")):
-        assert any(text.startswith(words) for text in definitions(replace(analysis.report, in_turns=in_turns)))
     interrupted = replace(full_report(), outcomes=full_report().outcomes[:2])
     assert warnings(analyse(interrupted))[-1] == "INCOMPLETE: interrupted after 2 of 10 runs."
     assert not warnings(analyse(full_report()))
 
 
-def test_ranks_that_exchange_within_the_passes_have_no_work_of_their_own():
-    phases = {name: time for name, time in halves().items() if name != "exchange"}
-    rows = single(), ddp(*[rank(phases)] * 2)
-    lines = rank_table(analyse(report_of(*rows)), "github").splitlines()[-3:]
-    assert [bool(re.search(r"\| +– \| +– \|", line)) for line in lines] == [False, True, True]
+def gpus(report, *found):
+    return replace(report, environment={**report.environment, "gpus": [*found]})
+
+
+NO_GPU, ON_CPU = "Anything on a GPU: PyTorch finds none", "Anything on this machine's GPUs: the comparison was run"
+CONFINED, NODES = "is confined to a part of the machine's cores", "the cores of several nodes are not watched"
+MATHS, LEARNS = "Whether every method computes the same", "What a script learns"
+LADDER, MEMORY = "What exchanging gradients costs DDP", "it ran out of memory at a batch of 100"
+ON_GPU = (configuration(device="gpu"), runs(seconds=(2.0, 2.02, 1.98)))
+NO_MEMORY = ["out of memory"] * 2
+SCRIPTS = report_of(script("mine", 20.0), script("other", 30.0), warmup=10)
+ON_NODES = replace(SINGLE[0], nodes=2), SINGLE[1]
+
+
+@pytest.mark.parametrize(
+    "report, said",
+    [
+        (report_of(SINGLE), {NO_GPU, MATHS}),
+        (report_of(SKIPPED), {NO_GPU, MATHS}),
+        (gpus(report_of(SINGLE, DDP), "H200"), {ON_CPU, LADDER, MATHS}),
+        (gpus(report_of(ON_GPU), "H200"), {MATHS}),
+        (each_outcome(report_of(SINGLE), foreign_cores=None), {NO_GPU, CONFINED, MATHS}),
+        (each_outcome(report_of(ON_NODES), foreign_cores=None), {NO_GPU, NODES, MATHS}),
+        (report_of(SINGLE, (DDP[0], NO_MEMORY)), {NO_GPU, MATHS, MEMORY}),
+        (report_of(SINGLE, (DDP[0], ["failed"])), {NO_GPU, MATHS}),
+        (report_of(SINGLE, (DDP[0], [*DDP[1], *NO_MEMORY])), {NO_GPU, LADDER, MATHS}),
+        (report_of(SINGLE, DDP, (configuration("ddp-no-sync"), runs())), {NO_GPU, MATHS}),
+        (report_of(SINGLE, (configuration("ddp"), runs("ddp"))), {NO_GPU, MATHS}),  # on one device
+        (SCRIPTS, {NO_GPU, LEARNS}),
+        (report_of(script("mine", 20.0), (script("other", 20.0)[0], NO_MEMORY), warmup=10), {NO_GPU, LEARNS}),
+        (report_of(SINGLE, script("mine", 20.0)), {NO_GPU, LEARNS, MATHS}),
+    ],
+)
+def test_what_was_not_measured(report, said):
+    sentences = remarks.not_measured(report)
+    assert len(sentences) == len(said) and all(any(words in one for one in sentences) for words in said), sentences
+
+
+def test_definitions_fit_the_comparison():
+    plain, other = (
+        " ".join(remarks.definitions(report_of(SINGLE, **settings)))
+        for settings in ({}, {"scaling": "weak", "equal_within": 0.07})
+    )
+    assert "Batch sizes are per device" in other and "7%" in other
+    assert "Batch sizes are per device" not in plain and "3%" in plain
+
+
+def test_the_size_of_a_device_is_said_of_methods_on_a_cpu_alone():
+    for report, said in ((SCRIPTS, False), (report_of(ON_GPU), False), (report_of(SINGLE), True)):
+        assert ("Device: 1 of 1 core." in terminal_text(analyse(report))) == said
 
 
 def test_the_row_with_all_cores_is_compared_only_with_others():
@@ -233,12 +247,6 @@ def test_settings_that_differ_have_a_column_of_their_own():
     table = settings_table(report_of(SINGLE, (configuration("ddp"), ["failed", *graph])), "github")
     assert "Cuda graph" in table and "Crop padding" not in table and "Seed" not in table
     assert [row[-1].strip("| ") for row in cells(table)] == ["False", "True"]
-
-
-def test_a_comparison_without_a_row_that_can_run_says_so():
-    report = report_of(SKIPPED)
-    assert next_step(analyse(report)) == ["Next: no row can run here; the report says why."]
-    assert not any("cannot see" in text for text in not_measured(report))
 
 
 def test_a_setting_that_a_script_does_not_show_is_unknown(tmp_path):
@@ -271,22 +279,16 @@ def test_a_disturbed_ratio_has_no_interval_in_any_table(tmp_path):
     assert [name for name in written if written[name] and name.endswith(("_low", "_high"))] == []
 
 
-def test_short_epochs_have_two_digits():
+def test_very_short_and_very_long_times_are_readable():
     (row,) = cells(main_table(report_of((configuration(), runs(seconds=(0.0042, 0.0043, 0.0041))))))
     assert row[4:6] == ["0.0042", "0.0041–0.0043"]
-
-
-def test_few_images_per_second_or_joule_are_not_none():
     slow = report_of((configuration(), runs(seconds=(20_000.0,) * 3)))
-    cards = (CardUse("cuda:0", joules=50_000.0),)
-    (row,) = tables.main_rows(analyse(each_outcome(slow, cards=cards)))
+    (row,) = tables.main_rows(analyse(each_outcome(slow, cards=(CardUse("cuda:0", joules=50_000.0),))))
     assert (row["Images/s"], row["Images/J"]) == ("0.0500", "0.0200")
 
-
-def test_very_short_and_very_long_times_are_readable_in_sentences():
     def told(factor):
-        ddp = runs("ddp", 3 * (factor,), count=2, world_size=2)
-        return verdict(analyse(report_of((configuration(), runs(seconds=3 * (2 * factor,))), (DDP[0], ddp))))
+        rows = (configuration(), runs(seconds=3 * (2 * factor,))), halved(seconds=3 * (factor,))
+        return verdict(analyse(report_of(*rows)))
 
     assert told(0.001)[0] == "SINGLE: the baseline, 0.0020 s per epoch (0.0020 to 0.0020 in 3 runs)."
     assert "; 0.0010 s instead of 0.0020 s per epoch." in told(0.001)[1]
@@ -411,15 +413,7 @@ def test_a_comparison_is_written_to_its_files(tmp_path, capsys):
         assert content.startswith(b"\x89PNG") and len(content) > 1e4
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["result"] for row in rows] == ["baseline", "practically equal", "simulated", "1 of 1 run failed"]
-    assert rows[2]["no_speed_up_because"] == "simulated" and rows[2]["simulated"] == "True"
     assert rows[2]["speed_up"] == rows[3]["epoch_seconds"] == rows[3]["global batch"] == ""
-    assert rows[0]["global batch"] == "100"
-    for heading in (
-        *("Result", "Verdict", "Settings of each row", "Projection (projected, not measured)", "Figures"),
-        *("What was not measured", "Accuracy per class (%)", "Machine", "Commands"),
-    ):
-        assert f"\n## {heading}\n" in text
-    assert "The speed of DP: it was simulated" in text and "python ddp.py" in text
 
 
 def test_a_comparison_is_analysed_once(tmp_path, monkeypatch):
@@ -520,13 +514,6 @@ def test_every_kind_of_comparison_can_be_shown(kind, tmp_path):
         assert not row.configuration.skip or f"{row.label}: {row.configuration.skip}." in text
     said = {words.partition(": ")[0] for words in verdict(whole)}
     assert {entry.label for entry in whole.rows if not entry.row.simulated} <= said
-
-
-def test_only_a_row_without_any_result_was_not_measured_for_lack_of_memory():
-    def said(*results):
-        return any("memory" in line for line in not_measured(report_of(SINGLE, (configuration("ddp"), [*results]))))
-
-    assert said(*2 * ["out of memory"]) and not said(*DDP[1], "out of memory") and not said("failed")
 
 
 @pytest.mark.parametrize("text, ticks", [("a", 3), ("a `b` c", 3), ("a ```` b ` c", 5)])

@@ -1,11 +1,9 @@
 """The numbers that a reader sees, compared with independent calculations from the raw results of unlike()."""
 
-import csv
 import html
 import random
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import groupby
 from math import log
 from statistics import fmean, geometric_mean, median, stdev
@@ -17,13 +15,18 @@ from common.files.describe import describe_end, describe_start
 from common.files.results import PHASES, PhaseTimes, Span
 from common.words import printable
 from comparison.judge.analysis import analyse
+from comparison.outcomes import CardUse
+from comparison.plan.counterparts import BEFORE, counterpart
 from comparison.show import figures
 from comparison.show import page as page_module
-from comparison.show.report import write_csv, write_html
+from comparison.show import plots as row_plots
+from comparison.show.report import write_html
+from comparison.show.sections import TABLE, sections
+from comparison.show.tables import answer_rows
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import sweep_sentences
-from comparison.words import speaking
-from tests.reports import STEPS, configuration, each_epoch, make_result, markdown_of, report_of, runs, unlike
+from tests.pages import read_page
+from tests.reports import configuration, each_epoch, make_result, markdown_of, report_of, runs, script, unlike
 
 ANALYSIS = analyse(unlike())
 REPORT = ANALYSIS.report
@@ -52,11 +55,6 @@ BEST = min(("single", "ddp", "single-all-cores"), key=WHOLE.get)
 
 def mean_epoch(result):
     return fmean(epoch.train_seconds for epoch in result.epochs[1:])
-
-
-def mean_over_runs(number):
-    """For each measured row, the mean of a number over the runs."""
-    return {name: fmean(map(number, RESULTS[name])) for name in MEASURED}
 
 
 def phase(name, part):
@@ -173,92 +171,6 @@ def test_the_screen():
     shows(re.search("Peak memory, all devices: (.*?) MiB", text)[1], TOGETHER[BEST])
 
 
-def test_the_accuracy_of_each_class(tables):
-    for row in tables["Accuracy per class (%)"][0]:
-        for name in RESULTS:
-            shows(row[name.upper()], 100 * fmean(result.class_accuracy[row["class"]] for result in RESULTS[name]))
-
-
-def test_the_table_of_epochs(tables):
-    rows = iter(tables["Every epoch, run by run"][0])
-    for name, outcomes in RUNS.items():
-        for outcome in outcomes:
-            for epoch, row in zip(outcome.result.epochs, rows, strict=False):
-                seen = row["block"], row["method"].lower(), row["epoch"], row[""]
-                assert seen == (str(outcome.block), name, str(epoch.epoch), "warm-up" if epoch.epoch == 1 else "")
-                cells = {"training (s)": epoch.train_seconds, "training loss": epoch.train_loss}
-                row_shows(row, {**cells, "test accuracy (%)": 100 * epoch.test_accuracy})
-    assert next(rows, None) is None
-
-
-def test_the_table_of_memory(tables):
-    rows = by_name(tables["Memory of a device"][0])
-    assert [*rows] == [*RESULTS]
-    for name, row in rows.items():
-        parts = [size / 2**20 for size in RESULTS[name][0].memory_parts.values()]
-        known = (SECONDS[name], TOGETHER[name], PEAK[name], *parts, PEAK[name] - sum(parts))
-        row_shows(row, dict(zip([*row][1:], known, strict=True)))
-
-
-def test_the_table_of_ranks(tables):
-    rows = iter(tables["Every rank"][0])
-    for name, results in RESULTS.items():
-        for number in range(results[0].world_size):
-            row = next(rows)
-            kept = [epoch.ranks[number] for result in results for epoch in result.epochs[1:]]
-            step = fmean(1000 * rank.train_seconds / STEPS for rank in kept)
-            exchange = fmean(rank.phases.exchange for rank in kept)
-            cpu = fmean(1000 * rank.cpu_seconds / STEPS for rank in kept)
-            queue = fmean(1000 * rank.queue_seconds / STEPS for rank in kept)
-            assert (row["Method"].lower(), row["Rank"]) == (name, str(number))
-            cells = {"Step (ms)": step, "Its own work (ms)": step - exchange, "Exchange (ms)": exchange}
-            row_shows(row, {**cells, "Cores it kept busy": cpu / step, "Without a core (%)": 100 * queue / step})
-    assert next(rows, None) is None
-
-
-def test_the_accounts_add_up_to_the_difference_from_ideal_scaling_and_from_the_baseline(tables):
-    steps, runs = map(by_name, tables["Where the time goes"])
-    assert [*steps] == [*runs] == MEASURED[1:]
-    step = mean_over_runs(lambda result: 1000 * mean_epoch(result) / STEPS)
-    total = mean_over_runs(lambda result: result.total_seconds)
-    parts = {
-        "Start-up": mean_over_runs(lambda result: result.startup_seconds),
-        "Warm-up": mean_over_runs(lambda result: result.epochs[0].train_seconds - mean_epoch(result)),
-        "Training": mean_over_runs(lambda result: 3 * mean_epoch(result)),
-        "Evaluation": mean_over_runs(lambda result: sum(epoch.evaluate_seconds for epoch in result.epochs)),
-    }
-    for name in MEASURED[1:]:
-        row_shows(steps[name], {"Step (ms)": step[name], "Ideal (ms)": step["single"] / DEVICES[name]})
-        row_shows(runs[name], {"Start to end (s)": total[name], "Baseline's (s)": total["single"]})
-        for heading, seconds in parts.items():
-            shows(runs[name][heading].split()[0], seconds[name] - seconds["single"])
-        for row in (steps[name], runs[name]):
-            whole, expected, *differences = (float(text.split()[0]) for text in [*row.values()][1:] if text != "–")
-            assert differences[0] == pytest.approx(whole - expected, abs=0.02)
-            assert differences[0] == pytest.approx(sum(differences[1:]), abs=0.05)
-
-
-def test_the_tables_of_each_rows_settings_and_of_settings_and_machine(tables):
-    rows = by_name(tables["Settings of each row"][0])
-    for name, results in RESULTS.items():
-        assert rows[name]["Threads per device"] == str(results[0].threads_per_process)
-        assert rows[name]["Steps per epoch"] == str(STEPS) and rows[name]["Global batch"] == "100"
-    settings = ["dataset synthetic-mnist", "batch size 100", "epochs 3", "scaling strong", "repeats 3", "seed 42"]
-    settings += ["baseline single", "loader workers"]
-    assert [f"{row['setting']} {row['value']}" for row in tables["Settings"][0]] == settings
-    machine = ["python 3.11.7", "torch 2.11.0", "system Linux x86_64", "cpu a CPU", "cores 4"]
-    assert [f"{row['what']} {row['found']}" for row in tables["Machine"][0]] == machine
-
-
-def test_numbers_are_aligned_right_and_words_left(markdown):
-    text = markdown.replace("\\|", "/").partition("\n## Settings")[0]  # whose values are of both kinds
-    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        for header, _, *cells in zip(*(line.split("|")[1:-1] for line in table.splitlines()), strict=True):
-            right = header.startswith("   ")
-            assert right or not all(re.match(r" +([-+\d]|–)", cell) for cell in cells)
-            assert not (right and header.strip() in ("Method", "method", "class", "Data set", "Result"))
-
-
 def test_rows_are_compared_by_images_per_second_if_their_epochs_differ_in_size(tmp_path):
     rows = [
         (configuration(method), [each_epoch(one, samples=samples) for one in runs(method, 3 * (seconds,))])
@@ -302,30 +214,6 @@ def test_what_a_training_script_prints_and_draws_at_its_end(monkeypatch):
 # ---- files
 
 
-def test_the_numbers_in_results_csv(tmp_path):
-    write_csv(ANALYSIS, tmp_path / "results.csv")
-    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "results.csv").open())}
-    assert [*rows] == [row.name for row in REPORT.plan]
-    for name, results in RESULTS.items():
-        epochs = [epoch.train_seconds for epoch in TIMED[name]]
-        numbers = {
-            "epoch_seconds": SECONDS[name],
-            "fastest_epoch": min(epochs),
-            "slowest_epoch": max(epochs),
-            "images_per_second": 1000 / SECONDS[name],
-            "accuracy": fmean(LAST[name]) / 100,
-            "training_seconds": geometric_mean(sum(one.train_seconds for one in result.epochs) for result in results),
-            "total_seconds": WHOLE[name],
-            "peak_memory_bytes": PEAK[name] * 2**20,
-            "parameters_bytes": results[0].memory_parts["parameters"],
-        }
-        if name in MEASURED:
-            numbers |= dict(zip(("speed_up", "speed_up_low", "speed_up_high"), speed_up(name), strict=False))
-            numbers |= {"efficiency": SPEED_UP[name] / DEVICES[name], "time_to_best": relative(name)[0]}
-        assert {key: float(rows[name][key]) for key in numbers} == pytest.approx(numbers)
-        assert rows[name]["threads per device"] == str(results[0].threads_per_process)
-
-
 def test_markup_in_names_and_reasons_is_escaped_in_every_part_of_a_report(tmp_path):
     """In lists, paragraphs, tables, commands, and the title."""
     hostile = "<img src=x> [a](http://b)\x1b[2J"
@@ -340,46 +228,26 @@ def test_markup_in_names_and_reasons_is_escaped_in_every_part_of_a_report(tmp_pa
     assert text.count("&lt;img") > 30 and "<img" not in text
 
 
-class Page(HTMLParser):
-    """tables: by a section's class or heading, the rows of its tables, as (text, attributes of the shapes) per cell."""
+def tables_in(page):
+    """By a section's class or heading, the rows of its tables, as (text, attributes of the shapes) per cell."""
 
-    def __init__(self, file):
-        super().__init__()
-        self.tables, self.where, self.inside = {}, "", False
-        self.feed(file.read_text(encoding="utf-8"))
+    def content(cell):
+        return "".join(cell.itertext()), [part.attrib for part in cell.iter() if part.tag in ("circle", "rect", "path")]
 
-    def handle_starttag(self, tag, pairs):
-        values = dict(pairs)
-        if tag == "section":
-            self.where = values["class"]
-        elif tag == "details":
-            self.where = None  # until the heading follows
-        elif tag == "table":
-            self.tables.setdefault(self.where, []).append([])
-        elif tag == "tr" and self.tables:
-            self.tables[self.where][-1].append([])
-        elif tag in ("th", "td"):
-            self.tables[self.where][-1][-1].append(("", []))
-            self.inside = True
-        elif tag in ("circle", "rect", "path"):
-            self.tables[self.where][-1][-1][-1][1].append(values)
-
-    def handle_endtag(self, tag):
-        self.inside = self.inside and tag not in ("th", "td")
-
-    def handle_data(self, data):
-        if self.where is None and data.strip():
-            self.where = data.strip()
-        elif self.inside:
-            text, drawn = self.tables[self.where][-1][-1][-1]
-            self.tables[self.where][-1][-1][-1] = text + data, drawn
+    return {
+        part.get("class") or "".join(part.find("summary").itertext()).strip(): [
+            [[content(cell) for cell in row] for row in table.iter("tr")] for table in part.iter("table")
+        ]
+        for tag in ("section", "details")
+        for part in page.iter(tag)
+    }
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     file = tmp_path_factory.mktemp("page") / "report.html"
     write_html(ANALYSIS, file, [])
-    return Page(file).tables
+    return tables_in(read_page(file))
 
 
 def test_the_page_has_the_tables_of_the_report(page, markdown):
@@ -447,7 +315,7 @@ def test_spans_that_touch_are_one_block_and_every_rank_has_its_lanes(tmp_path):
     spans.append(Span(1, "step", "data", 5.0, 6.0))
     report = replace(REPORT, timelines={"single": tuple(reversed(spans))})
     write_html(analyse(report), tmp_path / "report.html", [])
-    (((_, (_, drawn)), _),) = Page(tmp_path / "report.html").tables["timeline"]
+    (((_, (_, drawn)), _),) = tables_in(read_page(tmp_path / "report.html"))["timeline"]
     blocks = [(100, 500), (601.1, 98.9), (800, 100), (900, 100), (30, 10), (50, 10), (70, 10)]
     assert blocks_of(drawn) == [pytest.approx(block, abs=0.06) for block in blocks]
     text = (tmp_path / "report.html").read_text()
@@ -556,15 +424,15 @@ def swept():
             times = [[seconds * rng.uniform(0.97, 1.03) for _ in range(3)] for _ in range(3)]
             phases = PhaseTimes(*(seconds * 10 * rng.uniform(0.5, 1.0) for _ in range(4)), update=seconds * 5)
             made = [make_result(method, own, phases=phases, workers_per_process=value) for own in times]
-            rows.append((configuration(method, values={"num_workers": value}, num_workers=value), made))
+            rows.append((configuration(method, values={"num_workers": value}), made))
     return report_of(*rows)
 
 
-def test_the_figure_and_the_table_of_a_sweep(tmp_path):
+def test_the_figure_of_a_sweep():
     analysis = analyse(swept())
-    axes, tables = figures.FIGURES["sweep-num-workers.png"](analysis).axes, tables_of(markdown_of(analysis, tmp_path))
+    axes = figures.FIGURES["sweep-num-workers.png"](analysis).axes
     results = {entry.name: entry.row.results for entry in analysis.rows}
-    for axis, (header, *lines), method in zip(axes, tables["Sweeps"], ("single", "ddp"), strict=True):
+    for axis, method in zip(axes, ("single", "ddp"), strict=True):
         own = [name for name in results if name.startswith(method)]
         epochs = [[epoch for result in results[name] for epoch in result.epochs[1:]] for name in own]
         means = [geometric_mean(map(mean_epoch, results[name])) for name in own]
@@ -577,14 +445,8 @@ def test_the_figure_and_the_table_of_a_sweep(tmp_path):
         whiskers = [end for segment in axis.collections[0].get_segments() for end in segment[:, 1]]
         ends = [1000 * end([one.train_seconds for one in some]) for some in epochs for end in (min, max)]
         assert whiskers == pytest.approx(ends)
-        assert header[-1].endswith(" ÷ that at 0 [95%]")
         best, words = means.index(min(means)), axis.get_title().partition("\n")[2]
         assert words.startswith("fastest at ") and shows(words, int(own[best][-1]), 1000 / means[best])
-        for row, name, mean, part, step in zip(lines, own, means, data, steps, strict=True):
-            row = dict(zip(header, row, strict=True))
-            cells = {"Workers": int(name[-1]), "Waiting for data (ms/step)": part, "Rest of the step (ms)": step - part}
-            row_shows(row, {**cells, "Time per epoch (s)": mean, "Images/s": 1000 / mean})
-            assert name == own[0] or shows(row[header[-1]].split()[0], mean / means[0])
 
 
 def test_the_figure_of_scaling():
@@ -604,22 +466,6 @@ def test_the_figure_of_scaling():
     assert [*ideal.get_xdata()] == [*ideal.get_ydata()] == [1, 4]
 
 
-def test_the_ideal_line_begins_at_the_devices_of_the_baseline():
-    sweep = [(configuration("fsdp", values={"nproc": n}), runs("fsdp", count=n, world_size=n)) for n in (2, 4)]
-    (axis,) = figure_of(
-        "scaling.png", (configuration("ddp"), runs("ddp", count=2, world_size=2)), *sweep, baseline="ddp"
-    ).axes
-    (ideal,) = (line for line in axis.get_lines() if line.get_label().startswith("ideal"))
-    assert [*zip(ideal.get_xdata(), ideal.get_ydata(), strict=True)] == [(1, 0.5), (4, 2.0)]
-
-
-def test_the_figure_of_scaling_speaks_chinese():
-    rows = [(configuration("ddp", values={"nproc": n}), runs("ddp", count=n)) for n in (2, 4)]
-    with speaking("zh"):
-        (axis,) = figure_of("scaling.png", (configuration(), runs()), *rows).axes
-    assert not [label for label in axis.get_legend_handles_labels()[1] if re.search("measured|ideal", label)]
-
-
 def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster(drawn):
     times = {("lenet", 64): 1.0, ("lenet", 256): 0.5, ("mlp", 64): 1.6, ("mlp", 256): 1.3}
     rows = []
@@ -627,7 +473,7 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster(drawn):
         values, spread = {"model": model, "batch_size": size}, 0.3 * (seconds == 1.0)  # one is undecided
         for method, time in (("single", 1.0), ("ddp", seconds)):
             made = runs(method, [time, time * 1.01 + spread, time * 0.99], global_batch_size=size)
-            rows.append((configuration(method, values=values, **values), made))
+            rows.append((configuration(method, values=values), made))
     analysis = analyse(report_of(*rows))
     figure = figures.FIGURES["map.png"](analysis)
     (axis,) = figure.axes
@@ -645,6 +491,71 @@ def test_a_map_shows_for_which_models_and_batch_sizes_a_method_is_faster(drawn):
     pays = [text.rpartition("its baseline ")[2] for text in sweep_sentences(analysis) if "its baseline " in text]
     assert pays == ["at 256.", "at none of them."]
     assert drawn["map.png"] is None
-    others = [(configuration("fsdp", values=row.values, **row.values), made) for row, made in rows[1::2]]
+    others = [(configuration("fsdp", values=row.values), made) for row, made in rows[1::2]]
     one, other = figure_of("map.png", *rows, *others).axes  # side by side
     assert one.get_subplotspec().rowspan == other.get_subplotspec().rowspan
+
+
+# ---- scripts
+
+
+UNLIKE = {"slices": (2.0, 1.0, 1.7)}
+ROWS = [
+    script("mine", 20.0, blocks=(1.0, 1.02, 0.97), **UNLIKE),
+    script("other", 16.0, samples=130, blocks=(1.0, 0.99, 1.04), **UNLIKE),
+]
+THEN = [
+    script("", 26.0, blocks=(1.0, 1.01, 1.03), **UNLIKE),
+    script("", 18.0, samples=130, blocks=(1.0, 1.02, 1.03), **UNLIKE),
+]
+EARLIER = [(counterpart(row, BEFORE, BEFORE, ()), made) for (row, _), (_, made) in zip(ROWS, THEN, strict=True)]
+OF_SCRIPTS = analyse(report_of(*ROWS, *EARLIER, warmup=10))
+
+
+def per_thousand(results):
+    """Seconds per 1,000 samples."""
+    timed = [result.epochs[1:] for result in results]
+    return geometric_mean(
+        1000 * sum(one.train_seconds for one in run) / sum(one.samples for one in run) for run in timed
+    )
+
+
+def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
+    now, then = ([per_thousand(results) for _, results in rows] for rows in (ROWS, EARLIER))
+    text = markdown_of(OF_SCRIPTS, tmp_path)
+    assert "Accuracy (%)" not in next(answer_rows(OF_SCRIPTS)) and "slices" in row_plots.phase_unit(OF_SCRIPTS)
+    before = text.partition("\n## Now and before\n")[2]
+    rows = [line.split("|")[2:5] for line in before.splitlines() if line.startswith(("| mine", "| other"))]
+    for (old, new, ratio), earlier, seconds in zip(rows[:2], then, now, strict=True):
+        assert [float(old), float(new)] == pytest.approx([earlier, seconds], rel=5e-3)
+        assert float(ratio.split("[")[0]) == pytest.approx(earlier / seconds, abs=0.005)
+    write_html(OF_SCRIPTS, tmp_path / "report.html", [])
+    page = (tmp_path / "report.html").read_text()
+    dots = [tuple(map(float, dot.split())) for dot in re.findall('data-at="(.*?)"', page)]
+    expected = []
+    for _, results in reversed(ROWS):  # the fastest first
+        timed = [(one, block) for block, result in enumerate(results, 1) for one in result.epochs[1:]]
+        expected += sorted((1000 * one.train_seconds / one.samples, block, one.epoch) for one, block in timed)
+    assert dots == [(block, epoch, pytest.approx(time, abs=5e-4)) for time, block, epoch in expected]
+    means = [float(mean) for mean in re.findall(r"<td>([\d.]+) s</td>", page)]
+    assert means == [pytest.approx(per_thousand(results), abs=0.005) for _, results in reversed(ROWS)]
+    assert "s per 1,000 samples" in page and "without warm-up" not in page
+
+
+def test_scripts_have_looks_of_their_own_and_no_settings_of_methods():
+    looks = [row_plots.style_of(OF_SCRIPTS, entry) for entry in OF_SCRIPTS.rows]
+    assert looks[0]["color"] != looks[1]["color"] and [look["alpha"] for look in looks] == [1.0, 1.0]
+    parts = {section.heading: section.parts for section in sections(OF_SCRIPTS, [], [], "plain")}
+    ((_, settings),) = parts["Settings"]
+    assert [line.split()[0] for line in settings.splitlines()[1:]] == ["repeats", "seed", "warmup"]
+
+
+def test_what_is_of_a_slice_is_not_called_an_epochs():
+    outcomes = (replace(one, cards=(CardUse("cuda:0", joules=20.0),)) for one in OF_SCRIPTS.report.outcomes)
+    sizes = (replace(one, result=replace(one.result, reserved_memory_bytes=(1,))) for one in outcomes)
+    for section in sections(analyse(replace(OF_SCRIPTS.report, outcomes=tuple(sizes))), [], [], "plain"):
+        if section.heading.startswith(("Every slice", "The GPUs", "Result")):
+            table = next(content for kind, content in section.parts if kind == TABLE)
+            heading = {"Every": "slice", "The": "Energy (J per slice)", "Result": "Samples/J"}
+            assert heading[section.heading.split()[0]] in table and "epoch" not in table
+        assert "epoch" not in section.heading

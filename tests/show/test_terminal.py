@@ -1,4 +1,4 @@
-"""The screen that a comparison prints at its end, and the next step that it suggests."""
+"""The screen that a comparison prints at its end."""
 
 import functools
 import re
@@ -8,23 +8,19 @@ from dataclasses import replace
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.remedies import find_proofs
 from comparison.plan.counterparts import BEFORE, counterpart
 from comparison.record import Equivalence
 from comparison.results_file import read_results
 from comparison.show import terminal
-from comparison.show.advice import next_step
-from comparison.show.report import PROOF, read_beside
+from comparison.show.report import with_tips_and_proofs
 from comparison.show.tables import answer_rows
 from comparison.show.terminal import FEWEST, LINES, MOST, USUAL, terminal_columns, terminal_text
 from comparison.words import speaking
 from tests.fixtures import PROJECT
-from tests.reports import DDP, SINGLE, configuration, full_report, report_of, runs, script
+from tests.reports import DDP, SINGLE, configuration, full_report, halved, report_of, runs, script, swept
 
 FILES = [file for file in sorted((PROJECT / "figures").rglob("results.json")) if "false-alarms" not in str(file)]
 NAMES = [str(file.parent.relative_to(PROJECT / "figures")) for file in FILES]
-SLOW = (configuration("fsdp"), runs("fsdp", (1.5, 1.51, 1.49), count=2))
-UNSURE = (configuration("fsdp"), runs("fsdp", (0.9, 1.01, 1.2), count=2))
 
 
 def columns(line):
@@ -33,8 +29,7 @@ def columns(line):
 
 @functools.cache
 def analysed(file):
-    analysis, proof = analyse(read_results(file)), read_beside(file.parent, PROOF)
-    return analysis, find_proofs(analysis, proof) if proof else []
+    return with_tips_and_proofs(analyse(read_results(file)), file.parent)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -56,34 +51,15 @@ def test_every_committed_comparison_fits_one_screen_with_rows_by_time(file, widt
     assert sorted(shown) == shown and {*shown} == {*values.values()}
 
 
-def checked(status):
-    """The checks of the baseline and of DDP."""
-    return {"single": Equivalence(0.0, "ok", ""), "ddp": Equivalence(1.5e-8 if status == "ok" else 0.3, status, "")}
-
-
-@pytest.mark.parametrize("status", ["failed", "expected"])
-def test_rows_with_different_weights_are_not_counted_as_matching(status):
-    text = terminal_text(analyse(report_of(SINGLE, DDP, equivalence=checked(status))))
-    assert "Weights" not in text
-    for said in ("\nNext: fix “DDP”", ": its weights differ from one device's by 3.0e-01"):
-        assert (said in text) == (status == "failed")
-
-
-def test_the_screen_has_title_recommendation_table_and_notes():
-    memory = (3 * 2**30, 2**30)
-    ddp = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, peak_memory_bytes=memory))
-    report = report_of(SINGLE, ddp, equivalence=checked("ok"))
-    title, advice, table, notes = terminal_text(analyse(report), width=80, report="a/report.html").split("\n\n")
-    assert title == report.title
-    use = "use “DDP”, 1.67 times as fast as “SINGLE” (95% CI 1.66 to 1.67): 1.50 s instead of 2.50 s per epoch"
-    assert use in " ".join(advice.split()) and "4,096 MiB." in advice
-    assert [re.split(" {2,}", line) for line in table.splitlines()] == [
-        ["Method", "Epoch (s)", "Relative [95% CI]", "Memory (MiB)"],
-        ["DDP", "1.50", "1.00", "4,096"],
-        ["SINGLE", "2.50", "1.67 [1.66, 1.67]", "0.0"],
-    ]
+def test_the_screen_ends_with_the_file_of_the_report_and_has_a_projection():
+    report = report_of(SINGLE, halved(peak_memory_bytes=(3 * 2**30, 2**30)))
+    assert [row["Result"] for row in answer_rows(analyse(report))] == ["recommended", "slower"]
+    alone = next(answer_rows(analyse(report_of(SINGLE))))
+    assert "Speed-up [95%]" in alone and "Relative [95% CI]" not in alone  # to the best of one row
+    _, advice, table, notes = terminal_text(analyse(report), report="a/report.html").split("\n\n")
+    assert "4,096 MiB." in advice and notes.endswith("Causes, figures and definitions: a/report.html")
+    assert "4,096" in table and "Accuracy (%)" not in table
     assert ": 0.36 [0.21, 0.43] on 4 devices." in terminal_text(analyse(full_report()))  # 2 devices were measured
-    assert "within 1.5e-08" in notes and notes.endswith("Causes, figures and definitions: a/report.html")
 
 
 def test_rows_are_sorted_and_those_without_a_time_have_a_reason():
@@ -128,95 +104,6 @@ def test_a_disturbed_ratio_claims_nothing():
     assert results == ["disturbed", "disturbed"]  # rather than fastest
 
 
-def trained(size, seconds):
-    """A baseline and a DDP row that train with a batch size."""
-    values = {"values": {"batch_size": size}, "batch_size": size}
-    ranks = runs("ddp", seconds, count=2, world_size=2, per_device_batch_size=size // 2, global_batch_size=size)
-    ddp = configuration("ddp", **{**values, "per_device_batch_size": size // 2})
-    return (configuration(**values), runs(global_batch_size=size)), (ddp, ranks)
-
-
-def test_each_of_several_batch_sizes_has_its_line():
-    report = report_of(*trained(64, (1.0, 1.01, 0.99)), *trained(512, (1.5, 1.51, 1.49)))
-    advice = terminal_text(analyse(report)).split("\n\n")[1].splitlines()
-    assert [line.partition(" times")[0] for line in advice if " times" in line] == [
-        "“DDP (batch size 64)”, 1.67",
-        "“DDP (batch size 512)”, 1.25",
-    ]
-
-
-def of_two_cores(report):
-    return replace(report, environment={**report.environment, "cores": 2})
-
-
-def again(report):
-    """The report with a twin of the baseline that takes half as long."""
-    twin = replace(report.plan[0], name="single-again", role="twin", against="single")
-    runs = [run for run in report.outcomes if run.configuration == "single"]
-    halves = tuple(replace(run, configuration=twin.name, result=_half(run.result)) for run in runs)
-    order = (*report.order, *((run.block, run.configuration) for run in halves))
-    return replace(report, plan=(*report.plan, twin), outcomes=(*report.outcomes, *halves), order=order)
-
-
-def _half(result):
-    return replace(result, epochs=tuple(replace(one, train_seconds=one.train_seconds / 2) for one in result.epochs))
-
-
-SIMULATED = (configuration("dp"), runs("dp", simulated=True))
-ALIKE = (configuration("pipeline"), runs("pipeline", (1.0, 1.01, 0.99), count=2))
-TWICE = replace(DDP[0].planned, batch_size=200)
-INTERRUPTED = replace(report_of(SINGLE, DDP), outcomes=report_of(SINGLE, DDP).outcomes[:5])
-WAITING = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), count=2, world_size=2, phases=(4.0, 0.5, 20.0, 40.0, 3.0)))
-LATE = (DDP[0], runs("ddp", (1.0, 1.01, 0.99), first=11.0, count=2, world_size=2))  # the same time from start to end
-OUTSIDE = (DDP[0], runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2, phases=(0.5, 0.25, 10.0, 23.0, 1.5)))
-MODELS = [(configuration(values={"model": model}, model=model), runs()) for model in ("lenet", "mlp")]
-NEXT = {  # situation → (report, part of the next step)
-    "disturbed": (report_of(SINGLE, DDP, SLOW, foreign_cores={"ddp": 0.5}), "0.5 of 1 core busy; close them"),
-    "interrupted": (INTERRUPTED, "--resume"),
-    "failed": (report_of(SINGLE, DDP, (configuration("mp"), ["failed"])), "mp-1.log"),
-    "without all cores": (of_two_cores(report_of(SINGLE, DDP)), "add single-all-cores to --methods"),
-    "few runs": (report_of((configuration(), runs(seconds=(2.0,))), (DDP[0], DDP[1][:1])), "--repeats 3"),
-    "one row": (report_of(SINGLE), "leave out --methods"),
-    "models": (report_of(*MODELS), None),
-    "only simulated": (report_of(SINGLE, SIMULATED), "can only be simulated on this machine"),
-    "missed": (report_of(SINGLE, (DDP[0], ["not reached"] * 3), target_accuracy=0.9), "more --epochs, or a lower"),
-    "memory": (report_of(SINGLE, (DDP[0], ["out of memory"])), "a smaller --batch-size"),
-    "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
-    "own batches": (report_of(SINGLE, (replace(DDP[0], planned=TWICE), DDP[1]), fit_batch=True), "--target-accuracy"),
-    "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),
-    "tied": (report_of(SINGLE, DDP, ALIKE, UNSURE), "--repeats 12 (now 3)"),
-    "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
-    "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
-    "a small cause": (report_of(SINGLE, OUTSIDE), None),  # the backward pass has 3 of 20 ms
-    "nothing": (report_of(SINGLE, DDP, prove=True), None),
-    "a row that is no slower": (report_of((configuration(), runs(first=9.0)), LATE), None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", NEXT)
-def test_the_most_useful_next_step(kind):
-    report, expected = NEXT[kind]
-    steps = next_step(analyse(report))
-    assert [expected in step for step in steps] == ([True] if expected else [])
-    screen = " ".join(terminal_text(analyse(report)).split())
-    assert all(" ".join(step.split()) in screen for step in steps)
-
-
-@pytest.mark.parametrize(
-    "report, doubt",
-    [
-        (INTERRUPTED, "\nINCOMPLETE: interrupted after 5 of 6 runs."),
-        (again(report_of(SINGLE, DDP)), "A/A test failed"),
-        (report_of(SINGLE, DDP), ""),
-    ],
-    ids=["interrupted", "twins", "none"],
-)
-def test_doubts_stand_above_the_recommendation(report, doubt):
-    title, advice, *_ = terminal_text(analyse(report)).split("\n\n")
-    assert "Recommendation" in advice and (doubt in title if doubt else title == report.title)
-    assert not doubt or terminal_text(analyse(report), verbose=True).count(doubt.strip()) == 1
-
-
 def test_warnings_are_counted_and_listed_if_verbose():
     noisy = (configuration("fsdp"), runs("fsdp", (1.2, 1.5, 2.1), first=9.0))
     text, all_of_it = (terminal_text(analyse(report_of(SINGLE, DDP, noisy)), verbose=more) for more in (False, True))
@@ -224,7 +111,7 @@ def test_warnings_are_counted_and_listed_if_verbose():
     assert all_of_it.count("\n\nFSDP: its ") == 2 and all_of_it.count("Noisy runs: ") == 1
 
 
-OFF = (DDP[0], runs("ddp", (1.2, 1.21, 1.19), count=2, world_size=2))
+SLOW, OFF = halved("fsdp", (1.5, 1.51, 1.49)), halved(seconds=(1.2, 1.21, 1.19))
 
 
 @pytest.mark.parametrize(
@@ -236,15 +123,6 @@ def test_where_time_goes_in_the_fastest_undisturbed_row_that_differs_from_ideal_
     assert re.findall(r"(\w+): a step takes", text) == told
 
 
-@pytest.mark.parametrize("width", [FEWEST, 80])
-def test_a_long_name_is_cut_and_the_column_of_accuracies_left_out(width):
-    long = (replace(DDP[0], label="DDP with a very long name that nobody shortens"), DDP[1])
-    text = terminal_text(analyse(report_of(SINGLE, long)), width=width)
-    table = text.split("\n\n")[2]
-    assert max(map(len, text.splitlines())) <= width
-    assert "1.67 [1.66, 1.67]" in table and "Accuracy (%)" not in table and ("…" in table) == (width == FEWEST)
-
-
 @pytest.mark.parametrize(
     "terminal, columns, expected", [(True, "80", 80), (True, "220", MOST), (True, "20", FEWEST), (False, "100", USUAL)]
 )
@@ -252,12 +130,6 @@ def test_the_width_of_the_terminal_is_used_within_limits(terminal, columns, expe
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     monkeypatch.setenv("COLUMNS", columns)
     assert terminal_columns() == expected
-
-
-def test_a_row_is_only_called_recommended_if_it_is():
-    for rows, result in (((SINGLE, DDP), "recommended"), (((row, made[:1]) for row, made in (SINGLE, DDP)), "fastest")):
-        first = next(answer_rows(analyse(report_of(*rows))))
-        assert (first["Method"], first["Result"]) == ("DDP", result)
 
 
 def test_a_narrow_terminal_shows_labels_and_no_more_columns_than_fit():
@@ -281,12 +153,8 @@ def test_a_single_script_beside_the_suite_shows_its_own_time():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_labels_that_are_cut_still_differ(language):
-    rows = []
-    for size, workers in ((64, 0), (64, 2), (256, 0), (256, 2)):
-        values = {"batch_size": size, "num_workers": workers}
-        row = configuration("pipeline", values=values, per_device_batch_size=size, **values)
-        made = runs("pipeline", global_batch_size=size, workers_per_process=workers)
-        rows.append((replace(row, label="pipeline ×2, 4 micro-batches"), made))
+    made = swept("pipeline", batch_size=(64, 256), num_workers=(0, 2))
+    rows = [(replace(row, label="pipeline ×2, 4 micro-batches"), results) for row, results in made]
     analysis = analyse(report_of(*rows, baseline="pipeline"))
     with speaking(language):
         for width in (FEWEST, USUAL):
@@ -300,3 +168,29 @@ def test_no_number_is_cut(width):
     numbers = [f"{number}.25" for number in range(100, 200)]
     lines, _ = terminal.fitting([" ".join(numbers)], width, 5)
     assert {*" ".join(lines).rstrip("…").split()} <= {*numbers} and max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("single_run", [False, True])
+def test_the_memory_is_left_out_only_if_the_screen_is_too_narrow(single_run):
+    rows = [(row, made[:1] if single_run else made) for row, made in (SINGLE, DDP)]
+    analysis = analyse(report_of(*rows))
+    answers = [*answer_rows(analysis)]
+    full = [name for name in answers[0] if name not in ("Accuracy (%)", "Result")]
+    whole_line = sum(max(len(name), *(len(str(row[name] or "–")) for row in answers)) + 2 for name in full) - 2
+    assert 38 < whole_line < 60 and full[-1] == "Memory (MiB)"
+    for width in range(38, 60):
+        table = next(part for part in terminal_text(analysis, width=width).split("\n\n") if part.startswith("Method "))
+        shown = re.split(r"\s{2,}", table.splitlines()[0])
+        assert shown == (full if whole_line <= width else full[:-1])
+
+
+@pytest.mark.parametrize(
+    "seconds, last",
+    [(3.0, ["SINGLE", "… 7 more rows"]), (1.085, ["SINGLE", "… 7 more rows"]), (0.9, ["DDP-7", "… 7 more rows"])],
+)
+def test_a_long_table_has_its_first_rows_and_the_baseline(seconds, last):
+    others = [(configuration("ddp", f"ddp-{n}"), runs("ddp", (1 + n / 100,) * 3)) for n in range(15)]
+    others = [(replace(row, label=row.name.upper()), made) for row, made in others]
+    baseline = configuration(), runs(seconds=(seconds,) * 3)
+    lines = terminal_text(analyse(report_of(*others, baseline)), width=80).split("\n\n")[2].splitlines()
+    assert len(lines) == 11 and [line.strip().split("  ")[0] for line in lines[-2:]] == last
