@@ -224,7 +224,7 @@ def test_synthetic_images_are_enlarged_by_nearest_neighbours(size, data_root):
 
 
 @pytest.mark.parametrize("name", ["synthetic-mnist", "mnist", pytest.param("cifar10", marks=pytest.mark.slow)])
-def test_decoded_data_sets_are_cached_until_they_are_damaged(name, request, tmp_path, monkeypatch):
+def test_decoded_data_sets_are_cached(name, request, tmp_path, monkeypatch):
     layout, made = DATASETS[name].layout, []
     makers = data.synthetic.DRAWN if name == "synthetic-mnist" else data.LAYOUTS
     make = makers[layout]
@@ -239,9 +239,6 @@ def test_decoded_data_sets_are_cached_until_they_are_damaged(name, request, tmp_
         array, cached = getattr(first, part), getattr(second, part)
         assert np.array_equal(array, cached) and array.dtype == cached.dtype
         assert array.flags.c_contiguous and cached.flags.writeable
-    (file,) = (tmp_path / "decoded").glob(f"{name}*-test_images.npy")
-    file.write_bytes(file.read_bytes()[:-1])
-    assert np.array_equal(load_image_set(config).test_images, first.test_images) and len(made) == 2
 
 
 MIB = 2**20
