@@ -166,12 +166,13 @@ def test_batches_of_workers_equal_torchvisions_transforms_bit_for_bit(channels, 
     assert torch.equal(images[0], images[2]) != augment
 
 
-def test_workers_are_nice():
+def test_workers_are_nice_and_out_of_reach_of_a_terminals_signals():
     own = os.getpriority(os.PRIO_PROCESS, 0)
     loader, _ = make_loaders(make_image_set(60), make_config(loader="workers", num_workers=2, batch_size=12), CPU)
     iterator = iter(loader)
     assert len(list(iterator)) == 5
     assert [os.getpriority(os.PRIO_PROCESS, worker.pid) for worker in iterator._workers] == [min(19, own + 10)] * 2
+    assert all(os.getpgid(worker.pid) == worker.pid for worker in iterator._workers)
 
 
 @AUGMENT
