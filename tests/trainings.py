@@ -1,5 +1,6 @@
 """Helpers shared by the tests: images, models and their training on one device."""
 
+import gzip
 from argparse import Namespace
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from common.data import loaders
-from common.data.image_set import ImageSet
+from common.data.archives import md5_of
+from common.data.image_set import ImageSet, _image_set
 from common.engine.checkpoint import Checkpoints
 from common.engine.loop import fit
 from common.engine.place import ParallelContext, Place
 from common.engine.step import build_loss, build_optimizer, to_device
 from common.models.build import Network, build_model
+from common.settings.datasets import DATASETS, Archive, DataSet
 from common.settings.schedules import build_schedule
 
 CPU = torch.device("cpu")
@@ -40,6 +43,30 @@ def make_image_set(size=60, channels=1, random=False, **values) -> ImageSet:
         images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
     labels, norm = np.arange(size) % 10, {"mean": (0.0,) * channels, "std": (1.0,) * channels, **values}
     return ImageSet("test", images, labels, images, labels, tuple("0123456789"), **norm)
+
+
+def idx(array) -> bytes:
+    """Encode an array as IDX (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, data."""
+    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def small_record(name, arrays, archives, places=()) -> DataSet:
+    """Return the record of a data set with other images and archives."""
+    sha256 = _image_set(name, arrays, DATASETS[name].classes).sha256
+    return replace(DATASETS[name], places=places, archives=tuple(archives), sha256=sha256)
+
+
+def small_mnist(train, test, places=()) -> tuple[DataSet, dict[str, bytes]]:
+    """Return the record of an MNIST with as many images, and the contents of its archives."""
+    archives, contents, arrays, random = [], {}, [], np.random.default_rng(0)
+    for split, size in (("train", train), ("t10k", test)):
+        images, labels = random.integers(0, 256, (size, 28, 28), np.uint8), np.arange(size) % 10
+        for name, array in ((f"{split}-images-idx3-ubyte", images), (f"{split}-labels-idx1-ubyte", labels)):
+            packed = contents[f"{name}.gz"] = gzip.compress(idx(array))
+            archives.append(Archive(f"{name}.gz", md5_of(packed), {f"MNIST/raw/{name}": md5_of(idx(array))}))
+            arrays.append(array)
+    return small_record("mnist", arrays, archives, places), contents
 
 
 def make_context(model, devices=(CPU,), sampler=None, **values) -> ParallelContext:

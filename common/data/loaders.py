@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, g
 from common.data.augment import batch_transform, image_transform, peak_bytes
 from common.data.image_set import ImageSet
 from common.errors import MACHINE, USAGE, SuiteError
-from common.machine.lifetime import start_worker
+from common.machine.lifetime import end_with_parent
 from common.machine.memory import free_memory
 from common.settings.config import RunConfig
 from common.settings.totals import per_process, total_workers
@@ -155,13 +155,14 @@ def end_workers_of(loader) -> Iterator[None]:
             iterator._shutdown_workers()
 
 
-def _init_worker(number):
-    """A worker_init_fn. The worker ends with its parent, and yields to the training if cores are scarce.
+def _init_worker(_):
+    """A worker_init_fn. The worker ends with its parent, not by a terminal's signals, and yields to the training.
 
     DupFd() creates the socket that passes batches to the parent. A failure here is an error; later, the parent would
     wait forever.
     """
-    start_worker(number)
+    end_with_parent()
+    os.setpgid(0, 0)
     os.nice(NICE)
     with open(os.devnull) as file:
         DupFd(file.fileno())

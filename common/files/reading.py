@@ -1,6 +1,5 @@
 """Reading of untrusted files, and conversion between JSON and records (frozen dataclasses)."""
 
-import functools
 import json
 import math
 import os
@@ -80,12 +79,7 @@ def to_json_types(value):
         return {key: to_json_types(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [to_json_types(item) for item in value]
-    return {name: to_json_types(getattr(value, name)) for name in _names(type(value))}
-
-
-@functools.cache
-def _names(kind):
-    return [field.name for field in fields(kind)]
+    return {field.name: to_json_types(getattr(value, field.name)) for field in fields(value)}
 
 
 def as_record(values: object, kind: type[Record]) -> Record:

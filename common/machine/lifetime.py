@@ -46,12 +46,6 @@ def adopt_orphans() -> Iterator[None]:
         prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def start_worker(_: int) -> None:
-    """Let a DataLoader worker end with its parent, but not by a terminal's signals. Used as worker_init_fn."""
-    end_with_parent()
-    os.setpgid(0, 0)
-
-
 def has_launcher() -> bool:
     """Return whether torchrun, accelerate launch or spawn_ranks() started this rank."""
     return "TORCHELASTIC_RUN_ID" in os.environ or "TORCHELASTIC_ERROR_FILE" in os.environ

@@ -1,6 +1,5 @@
 """Damaged, missing and malicious data files, served by a local web server."""
 
-import gzip
 import http.server
 import io
 import multiprocessing
@@ -21,12 +20,7 @@ from common.data.image_set import load_image_set
 from common.errors import DATA
 from common.settings.datasets import DATASETS, Archive
 from tests.fixtures import Bomb, give_up_root, make_config
-
-
-def idx(array):
-    """Encode an array as IDX (Y. LeCun): two zero bytes, type (8: unsigned byte), dimensions, their sizes, data."""
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + array.astype(np.uint8).tobytes()
+from tests.trainings import small_mnist, small_record
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -69,34 +63,15 @@ def server():
 
 
 @pytest.fixture
-def known(server, monkeypatch):
-    """known(name, archives, arrays): replace a real data set by a small one on the local server."""
-
-    def known(name, archives, arrays):
-        server.files |= {archive.name: content for archive, content in archives}
-        sha256 = image_set._image_set(name, arrays, DATASETS[name].classes).sha256
-        fields = {"places": (server.address,), "archives": tuple(archive for archive, _ in archives), "sha256": sha256}
-        monkeypatch.setitem(DATASETS, name, replace(DATASETS[name], **fields))
-
-    return known
-
-
-@pytest.fixture
-def mnist(server, known):
+def mnist(server, monkeypatch):
     """A small MNIST on the local server."""
-    archives, decoded, random = [], [], np.random.default_rng(0)
-    for split, size in (("train", 40), ("t10k", 20)):
-        images, labels = random.integers(0, 256, (size, 28, 28), np.uint8), np.arange(size) % 10
-        for name, array in ((f"{split}-images-idx3-ubyte", images), (f"{split}-labels-idx1-ubyte", labels)):
-            content, decoded = idx(array), [*decoded, array]
-            packed = gzip.compress(content)
-            archives.append((Archive(f"{name}.gz", md5_of(packed), {f"MNIST/raw/{name}": md5_of(content)}), packed))
-    known("mnist", archives, decoded)
+    known, server.files = small_mnist(40, 20, (server.address,))
+    monkeypatch.setitem(DATASETS, "mnist", known)
     return server
 
 
 @pytest.fixture
-def cifar10(server, known):
+def cifar10(server, monkeypatch):
     """A small CIFAR-10 on the local server. Its archive contains a file ../x outside the directory."""
     content = pickle.dumps({"data": np.full((10, 3072), 9, np.uint8), "labels": [*range(10)]})
     files = {f"cifar-10-batches-py/{name}": content for name in ("data_batch_1", "data_batch_2", "test_batch")}
@@ -108,7 +83,9 @@ def cifar10(server, known):
             archive.addfile(entry, io.BytesIO(inside))
     packed, sums = buffer.getvalue(), {name: md5_of(inside) for name, inside in files.items()}
     archive = Archive("cifar-10-python.tar.gz", md5_of(packed), sums)
-    known("cifar10", [(archive, packed)], (images, labels, images[:10], labels[:10]))
+    known = small_record("cifar10", (images, labels, images[:10], labels[:10]), [archive], (server.address,))
+    monkeypatch.setitem(DATASETS, "cifar10", known)
+    server.files = {archive.name: packed}
     return server
 
 

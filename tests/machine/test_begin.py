@@ -46,6 +46,7 @@ def test_help_and_usage_errors_come_before_slow_imports(program, flag, code, pro
     done = project("-X importtime", *program.split(), flag, tiny=False)
     imported = {*re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE)}
     assert done.returncode == code and "argparse" in imported and not {"torch", "numpy", "jinja2"} & imported
+    assert (f"error: bad usage of {program}; " in done.stderr) == (code == USAGE)
 
 
 SPAWNING = """

@@ -10,7 +10,6 @@ from unittest import mock
 
 import pytest
 
-from common.errors import USAGE, SuiteError
 from common.machine.lifetime import TAG
 from common.machine.sharing import TRAINING, register_program
 from common.programs import check as preflight
@@ -115,21 +114,6 @@ def test_directories_that_may_not_be_read_are_named(project, tmp_path):
     assert re.search(rf"^bad   data: mnist: Permission denied: {closed}/data/.*; change its rights", done.stdout, re.M)
     assert f"bad   write to {closed}/out: Permission denied; name another directory\n" in done.stdout
     assert "cifar10" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    "typed, words",
-    [
-        ("--dataset mnsit", "did you mean mnist?"),
-        ("--device xpu", "choose from auto, cpu, gpu"),
-        ("--data x", "--data"),
-    ],
-)
-def test_a_mistyped_flag_of_the_check_is_refused_in_one_line(typed, words, type_in):
-    type_in("check", *typed.split())
-    with pytest.raises(SuiteError, match=re.escape(words)) as caught:
-        preflight.parse()
-    assert caught.value.exit_code == USAGE and str(caught.value).startswith("bad usage of -m common.programs.check; ")
 
 
 def test_a_rank_examines_the_data_sets_that_were_typed(type_in, tmp_path):

@@ -12,7 +12,7 @@ import compare_parallel
 from common.engine import checkpoint
 from common.errors import SuiteError
 from common.machine.environment import command_line
-from common.machine.turns import TURNS, Turns
+from common.machine.turns import TURNS
 from common.settings.arguments import ELSEWHERE
 from common.settings.config import FLAGS, GROUPS, RunConfig, flags_with, option, parse, script_parser
 from common.settings.totals import per_process
@@ -202,13 +202,6 @@ def test_unknown_flags_and_names_get_the_right_advice(typed, advice):
 
 
 # ---- the environment
-
-
-def test_a_directory_of_turns_that_is_gone_is_ignored(monkeypatch, tmp_path):
-    monkeypatch.setenv(TURNS, str(tmp_path / "gone"))
-    turns = Turns(0, 1)
-    turns.wait()
-    assert turns.waited_seconds == 0
 
 
 @pytest.mark.parametrize("ranks, program", [("", "python "), ("4", "torchrun --nnodes=2 --nproc_per_node=4 ")])

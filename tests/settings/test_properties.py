@@ -14,7 +14,6 @@ import torch
 import compare_parallel
 from common.errors import DATA, FAILED, USAGE, SuiteError
 from common.files.checksums import json_checksum
-from common.files.results import read_result, write_result
 from common.settings import config
 from comparison import results_file
 from comparison.methods import Machine
@@ -112,21 +111,6 @@ def test_results_of_comparisons(comparison_values, tmp_path, type_in, monkeypatc
 
     check()
     assert min(outcomes.values()) > 2, outcomes
-
-
-def test_results_of_runs(tmp_path):
-    file = tmp_path / "result.json"
-    write_result(make_result(method_milliseconds={"gather": 0.25}), file)
-
-    @few(max_examples=200)
-    @given(mutated({name: value for name, value in json.loads(file.read_text()).items() if name != "sha256"}))
-    def check(values):
-        file.write_text(json.dumps(values))
-        with allowed(FAILED):
-            read_result(file)
-            assert not schema_errors(values, "run-result")
-
-    check()
 
 
 def test_checkpoints(tmp_path):
