@@ -17,7 +17,7 @@ from torch import nn
 from common.engine import run, setup
 from common.engine.memory import PeakMemory, memory_parts
 from common.errors import SuiteError
-from common.machine.memory import mapped_files, populate, shift_allocations
+from common.machine.memory import mapped_files, populate
 from common.settings.arguments import memory
 from comparison.judge.analysis import analyse
 from comparison.run.launch import ran_out_of_memory
@@ -65,22 +65,28 @@ def test_a_fork_maps_the_files_that_its_parent_has_mapped():
         assert pool.submit(resident_files).result() > 0.9 * expected > 10_000
 
 
-def address(elements):
-    return torch.empty(elements).data_ptr()
+FORKS = """
+import os, sys, torch
+import common.engine.run
+from common.machine.memory import shift_allocations
+prepare = shift_allocations if sys.argv[1] == "shift" else lambda: None
+for _ in range(6):
+    if not os.fork():
+        prepare()
+        kept = [torch.empty(elements) for elements in (1_000, 1_000_000)]
+        print(*(tensor.data_ptr() for tensor in kept), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux only")
-@pytest.mark.parametrize("elements", [1_000, 1_000_000], ids=["small", "large"])
-def test_forks_allocate_at_different_places(elements):
-    def places(prepare):
-        pools = (ProcessPoolExecutor(1, multiprocessing.get_context("fork"), prepare) for _ in range(6))
-        found = []
-        for pool in pools:
-            with pool:
-                found.append(pool.submit(address, elements).result())
-        return set(found)
+def test_forks_allocate_at_different_places(project):
+    def places(how):
+        lines = project("-c", FORKS, how, tiny=False).stdout.splitlines()
+        return [len(set(addresses)) for addresses in zip(*map(str.split, lines), strict=True)]
 
-    assert len(places(shift_allocations)) > 3 > len(places(None))
+    assert min(places("shift")) > 3 > max(places("stay"))
 
 
 @pytest.mark.parametrize("optimizer, state", [(torch.optim.Adam, 2 * 200 + 4), (torch.optim.SGD, 200)])
