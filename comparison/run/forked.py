@@ -143,11 +143,11 @@ def _is_program(command):
     return Path(command[1]).suffix == ".py" and Path(command[1]).resolve().parent == PROJECT
 
 
-templates: dict[bool, Template] = {}  # by whether they have imported the compiler
+templates: dict[bool, Template] = {}  # the current ones, by whether they have imported the compiler
 
 
 def template(compiler: bool) -> Template:
-    """Return a template, and start it first if there is none."""
+    """Return a current template, and start it first if there is none."""
     if compiler not in templates:
         templates[compiler] = Template(template(False) if compiler else None)
     return templates[compiler]
@@ -158,6 +158,12 @@ def prepare(commands: Iterable[Sequence[str]]) -> None:
     for command in commands:
         if can_fork() and _is_program(command):
             template("--spawn" in command)
+
+
+def close_templates() -> None:
+    """End all templates, so that the next forks come from new ones, which measure the start-up again."""
+    while templates:
+        templates.popitem()[1].close()
 
 
 def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:

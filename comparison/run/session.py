@@ -13,6 +13,7 @@ from common.files.writing import remove_torn
 from common.settings.arguments import MOST
 from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
+from comparison.judge.measures import TO_TARGET, WHOLE_RUN
 from comparison.outcomes import Outcome, Trial
 from comparison.plan.plan import file_name, with_measured_cut
 from comparison.record import TRACED_STEPS, Report
@@ -29,7 +30,7 @@ from comparison.run.forecast import (
     runnable_rows,
     seconds_left,
 )
-from comparison.run.forked import prepare
+from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
 from comparison.run.scripts import ScriptRun, Slices, known_steps
 from comparison.run.stopping import expectation, spent, with_next_block
@@ -177,8 +178,11 @@ def _run_blocks(report, output):
         output.write(report)
         if block in report.disturbed_blocks:
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
-        for sentence in output.noise(analyse(report)):
+        analysis = analyse(report)
+        for sentence in output.noise(analysis):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
+        if any(decision.wall_time.kind in (WHOLE_RUN, TO_TARGET) for decision in analysis.decisions):
+            close_templates()  # start-up counts, so that each block measures it
     return report
 
 

@@ -34,8 +34,7 @@ def forks(monkeypatch):
 @pytest.fixture(scope="module", autouse=True)
 def end_template():
     yield
-    while forked.templates:
-        forked.templates.popitem()[1].close()
+    forked.close_templates()
 
 
 def trained(directory, name, *words):

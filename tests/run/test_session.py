@@ -68,13 +68,13 @@ def run(monkeypatch, tmp_path, answers):
     """run(seconds): compare one device with another row, not in turns. Each block takes 20 s.
 
     seconds(block): of the other row's epochs. foreign: by block, how many of the two cores other programs keep busy.
-    stop: number of the run that is interrupted. run.commands: of all runs.
+    startup: seconds of each run. stop: number of the run that is interrupted. run.commands: of all runs.
     """
     clock = count(0.0, 20.0)
     monkeypatch.setattr(session.time, "perf_counter", lambda: next(clock))
     answers()
 
-    def run(seconds=decided, other=DDP, foreign=(), stop=None, resume=None, **settings):
+    def run(seconds=decided, other=DDP, foreign=(), startup=0.0, stop=None, resume=None, **settings):
         made = report_of((configuration(), runs(seconds=(2.0,))), (other, runs(other.method, (1.0,))))
         templates, started = {outcome.configuration: outcome for outcome in made.outcomes}, count(1)
 
@@ -83,7 +83,7 @@ def run(monkeypatch, tmp_path, answers):
                 raise KeyboardInterrupt
             run.commands.append(row.command)
             ended, value = templates[row.name], 2.0 if row.name == "single" else seconds(block)
-            result = each_epoch(ended.result, train_seconds=value)
+            result = replace(each_epoch(ended.result, train_seconds=value), startup_seconds=startup)
             return replace(ended, block=block, result=result, foreign_cores=dict(foreign).get(block, 0.0))
 
         monkeypatch.setattr(session, "run_once", run_once)
@@ -110,6 +110,13 @@ def test_progress_is_printed(run, capsys):
     assert lines[1] == "[2/4] block 1, DDP: ok, 9.0 s; about 18 s left" and lines[3].endswith(": ok, 9.0 s")
     assert lines[2].endswith(": ok, 9.0 s; about 10 s left")  # the first block really took 20 s instead of 18
     assert output.splitlines()[-1].startswith("After 2 blocks: Noise ")
+
+
+@pytest.mark.parametrize("startup, max_steps, closed", [(3.0, None, 2), (0.0, None, 0), (3.0, 1, 0)])
+def test_a_block_measures_the_start_up_again_where_it_counts(startup, max_steps, closed, run, monkeypatch):
+    monkeypatch.setattr(session, "close_templates", close := Mock())
+    run(startup=startup, max_steps=max_steps)
+    assert close.call_count == closed  # of two blocks
 
 
 def test_all_runs_cut_the_network_where_the_probe_says(run, answers):
