@@ -6,7 +6,7 @@ import pytest
 
 from common.files.results import LongSteps, PhaseTimes, RankTimes, Span, Waits
 from comparison.judge.analysis import analyse
-from comparison.judge.ranks import find_straggler, mean_ranks, rank_means
+from comparison.judge.ranks import find_straggler, mean_ranks, rank_means, throttled_share
 from comparison.judge.summaries import Finding
 from comparison.outcomes import CardUse
 from comparison.show.advice import next_step
@@ -179,6 +179,12 @@ def test_a_phase_that_is_unknown_in_a_run_has_no_mean_and_is_not_a_stragglers():
         assert all("update" not in mean.phases for mean in mean_ranks(runs))
 
 
+def test_a_straggler_is_compared_with_the_mean_of_the_other_ranks():
+    ranks = [rank(halves(forward=5.0 + more)) for more in (0.0, 3.0, 9.0, 0.0)]
+    found = find_straggler([rank_means(run(*ranks))])
+    assert (found.rank, found.longer.value, found.phases["forward"]) == (2, pytest.approx(8.0), pytest.approx(8.0))
+
+
 def test_less_waiting_names_no_late_ranks_and_is_omitted_with_a_straggler():
     def waiting(forward, *waited):
         exchanges = [halves(forward=forward[number], exchange=2.0 + own) for number, own in enumerate(waited)]
@@ -257,6 +263,13 @@ def test_throttled_time_is_relative_to_all_threads_and_workers_and_hides_queuein
     assert share(workers_per_process=1)[0] == pytest.approx(0.1875, rel=1e-4)
     assert share(threads_per_process=2)[0] == pytest.approx(0.1875, rel=1e-4)
     assert share(devices=("cpu",))[0] == pytest.approx(0.375, rel=1e-4)
+
+
+def test_throttling_in_the_first_epoch_does_not_count():
+    first, *timed = run(replace(rank(halves()), throttled_seconds=0.1)).epochs
+    stopped = tuple(replace(own, throttled_seconds=9.0) for own in first.ranks)
+    made = replace(run(rank(halves())), epochs=(replace(first, ranks=stopped), *timed))
+    assert throttled_share([made]).value == pytest.approx(0.1 / timed[0].train_seconds)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_warnings_of_dependent_blocks_and_two_modes():
         return analysis.resolution.dependence, kinds.count("two modes")
 
     assert warned(slow)[0] > 0.5 and warned(random.normal(0, 0.05, (30, 2)))[1] == 0
+    assert {warned(random.normal(0, 0.05, (30, 2)))[0] for _ in range(4)} == {None}
     assert warned(modes) == warned(modes[:, ::-1]) == (None, 2)  # the times of two rows do not tell which has the modes
 
 

@@ -4,13 +4,14 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.files.results import LongSteps, PhaseTimes, Waits
 from comparison.judge.analysis import analyse
 from comparison.judge.ranks import critical_phases, critical_rank, mean_ranks, queued_share, rank_means
 from comparison.judge.statistics import mean_excess, t_quantile
-from comparison.judge.steps import LATE, Time, account_for_steps, make_account, run_time, step_time
+from comparison.judge.steps import LATE, Time, account_for_steps, growth, make_account, run_time, step_time
 from comparison.results_file import read_results
 from tests.reports import STEP_MS, configuration, each_epoch, halves, make_result, rank, report_of, run, runs
 
@@ -154,3 +155,14 @@ def test_the_share_of_queued_threads_is_unknown_without_records_of_every_rank():
     assert queued_share([recorded, recorded], 2).value == pytest.approx(0.1)
     for ranks in ([], unrecorded, [*recorded, *unrecorded]):
         assert queued_share([recorded, ranks], 2) is None
+
+
+def test_growth_with_slices_of_unequal_length():
+    samples = np.array([50, 100, 300, 100, 200])  # the first slice is not timed
+    rates = 0.01 * (1 + 0.001 * (np.cumsum(samples) - samples / 2))  # seconds per sample, in the middle of each
+    result = make_result(seconds=list(map(float, samples * rates)))
+    epochs = zip(result.epochs, samples, strict=True)
+    result = replace(result, epochs=tuple(replace(epoch, samples=int(own)) for epoch, own in epochs))
+    mean = (samples * rates)[1:].sum() / samples[1:].sum()
+    (row,) = report_of((configuration(), [result] * 3)).rows
+    assert growth(row).value == pytest.approx((rates[-1] - rates[1]) / mean)
