@@ -98,4 +98,5 @@ def shift_allocations() -> None:
     allocate.argtypes, allocate.restype = [ctypes.c_size_t], ctypes.c_void_p
     for _ in range(64):
         allocate(dice.randrange(1 << 16))  # moves small tensors; never freed or used
-    _gaps.append(mmap.mmap(-1, mmap.PAGESIZE * dice.randrange(1, 1 << 13)))  # moves large ones
+    pages = dice.randrange(1, 1 << 13)
+    _gaps.append(mmap.mmap(-1, mmap.PAGESIZE * pages, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))  # moves large ones
