@@ -117,7 +117,8 @@ def _cached(root, key, name, make, lock=True):
         *arrays, classes = make()
         made = _image_set(name, arrays, classes)
         with contextlib.suppress(OSError, SuiteError):  # e.g. a full disk; then it is made again next time
-            for file, value in zip(_cache_files(root, key), (*arrays, [*classes, _checksum(made)]), strict=True):
+            about = [*classes, _checksum(made)]
+            for file, value in zip(_cache_files(root, key), (*arrays, (made.mean, made.std), about), strict=True):
                 with atomic_write(file) as target:
                     np.save(target, value)
         return made
@@ -129,9 +130,9 @@ def _read_cache(root, key, name):
     The checksum covers every byte, so the files it was decoded from need not be checked again.
     """
     try:
-        *arrays, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _cache_files(root, key))
+        *arrays, norm, about = (np.asarray(np.load(regular(file), mmap_mode="c")) for file in _cache_files(root, key))
         *classes, checksum = about.tolist()
-        cached = _image_set(name, arrays, classes)
+        cached = _image_set(name, arrays, classes, map(tuple, norm.tolist()))
         known = name in DATASETS and DATASETS[name].sha256
         intact = checksum == _checksum(cached) and (not known or cached.sha256 == known)
         return cached if intact else None
@@ -140,17 +141,19 @@ def _read_cache(root, key, name):
 
 
 def _checksum(image_set):
-    """Return the checksum of a cached data set: of its arrays and of its class names."""
-    return hashlib.sha256(repr([image_set.sha256, *map(str, image_set.classes)]).encode()).hexdigest()
+    """Return the checksum of a cached data set: of its arrays, its class names, and its mean and deviation."""
+    about = [image_set.sha256, *map(str, image_set.classes), image_set.mean, image_set.std]
+    return hashlib.sha256(repr(about).encode()).hexdigest()
 
 
 def _cache_files(root, key):
-    return [root / "decoded" / f"{key}-{part}.npy" for part in (*PARTS, "about")]
+    return [root / "decoded" / f"{key}-{part}.npy" for part in (*PARTS, "norm", "about")]
 
 
-def _image_set(name, arrays, classes):
+def _image_set(name, arrays, classes, norm=None):
+    """norm: (mean, std) if they are known."""
     known = DATASETS.get(name)
-    norm = (known.mean, known.std) if known and known.mean else _statistics(arrays[0])
+    norm = norm or ((known.mean, known.std) if known and known.mean else _statistics(arrays[0]))
     return ImageSet(name, *arrays, tuple(classes), *norm)
 
 

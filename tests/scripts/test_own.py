@@ -241,7 +241,10 @@ def test_a_folder_is_decoded_again_only_when_the_result_would_differ(images, loa
     assert image_set.std == pytest.approx((image_set.train_images / 255).std((0, 1, 2)))
     with monkeypatch.context() as patch:
         patch.setattr("common.data.image_set.read_folder", lambda *_: pytest.fail("decoded again"))
-        assert (load(32).train_images == image_set.train_images).all()
+        patch.setattr("common.data.image_set._statistics", lambda _: pytest.fail("computed again"))
+        again = load(32)
+        assert (again.train_images == image_set.train_images).all()
+        assert (again.mean, again.std) == (image_set.mean, image_set.std)
         with pytest.raises(pytest.fail.Exception):
             load(16)
         patch.setattr("common.data.folder.DECODING", 0)  # as decoded by an older version
