@@ -26,6 +26,7 @@ typed = begin(__name__, parse, training=False)  # before the slow imports
 
 from common.engine.tensorboard import EpochLog
 from common.errors import DATA, FAILED, USAGE, SuiteError
+from common.files.plots import import_matplotlib
 from common.files.reading import read_text
 from common.files.writing import check_writable, write_text
 from common.machine.entry import run_script
@@ -43,6 +44,7 @@ from comparison.plan.scripts import script_rows, variants_of
 from comparison.record import FEWEST_BLOCKS, Report
 from comparison.results_file import read_results
 from comparison.run.forecast import print_commands, print_estimate
+from comparison.run.forked import start_template
 from comparison.run.launch import HelperFailed
 from comparison.run.lock import DirectoryLock
 from comparison.run.machine import find_blocks, find_machine, find_nodes
@@ -85,6 +87,8 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: Path) -> Report:
     """Run a comparison, or continue one with --resume, and show it."""
     check_writable(directory, "--output-dir")
+    start_template()
+    import_matplotlib()  # while the template imports torch
     report, shared_flags = plan_comparison(arguments, shared_flags, directory)
     if others := wait_for_others(arguments.wait):
         found = f"{' and '.join(map(str, others))} will disturb the times"

@@ -20,6 +20,12 @@ STYLE: dict[Any, Any] = {  # matplotlib settings of every figure; legible at hal
 }
 
 
+def import_matplotlib() -> None:
+    """Import matplotlib, which takes half a second."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
 def new_figure(columns: int = 1, width: float = 9.0, height: float = 4.5, rows: Sequence[float] = (1,)):
     """Return (figure, flat array of axes). width, height: in inches. rows: relative height of each row."""
     import matplotlib

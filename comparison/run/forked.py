@@ -89,11 +89,18 @@ class Template:
                 process.returncode = 0  # Popen need not wait for it
                 self._process = Child(process.pid)
         atexit.register(self.close)
-        seconds = self._answer(START_TIMEOUT)
-        self._ready, self._seconds = bool(seconds), float(seconds or 0)
+        self._seconds = 0.0
+        self._ready: bool | None = None  # until it has answered
+
+    def wait(self) -> None:
+        """Wait until it has started."""
+        if self._ready is None:
+            self._seconds = float(self._answer(START_TIMEOUT) or 0)
+            self._ready = bool(self._seconds)
 
     def fork(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> Child | None:
         """Do what the function fork() does, for a program of the suite."""
+        self.wait()
         if not self._ready or _circumstances(environment) != self._circumstances:
             return None
         request = {"words": command[1:], "environment": dict(environment), "parent": os.getpid()}
@@ -147,17 +154,24 @@ templates: dict[bool, Template] = {}  # the current ones, by whether they have i
 
 
 def template(compiler: bool) -> Template:
-    """Return a current template, and start it first if there is none."""
+    """Return a current template. If there is none, start it, but do not wait for it."""
     if compiler not in templates:
         templates[compiler] = Template(template(False) if compiler else None)
     return templates[compiler]
 
 
-def prepare(commands: Iterable[Sequence[str]]) -> None:
-    """Start the templates that forks of these commands need."""
-    for command in commands:
-        if can_fork() and _is_program(command):
-            template("--spawn" in command)
+def start_template() -> None:
+    """Start the template that every comparison needs, but do not wait for it."""
+    if can_fork():
+        template(False)
+
+
+def prepare(commands: Iterable[Sequence[str]], wait: bool = True) -> None:
+    """Start the templates that forks of these commands need, and wait until they can be forked."""
+    needed = {"--spawn" in command for command in commands if can_fork() and _is_program(command)}
+    for current in [template(compiler) for compiler in sorted(needed)]:
+        if wait:
+            current.wait()
 
 
 def close_templates() -> None:

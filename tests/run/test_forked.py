@@ -139,3 +139,14 @@ def test_waiting_has_a_limit():
     os.kill(child, signal.SIGTERM)
     assert forked.Child(child).wait() == -signal.SIGTERM
     assert forked.Child(child).wait() == 0  # nobody knows any more
+
+
+def test_a_template_is_not_waited_for_before_it_is_needed():
+    forked.close_templates()
+    forked.start_template()
+    script = (python(), "ddp_train.py", "--spawn", "2")
+    assert forked.templates[False]._ready is None
+    forked.prepare([script], wait=False)  # only a template can be forked that has started
+    assert forked.templates[False]._ready and forked.templates[True]._ready is None
+    forked.prepare([script])
+    assert forked.templates[True]._ready
