@@ -87,8 +87,9 @@ def main() -> None:
 def compare(arguments: argparse.Namespace, shared_flags: list[str], directory: Path) -> Report:
     """Run a comparison, or continue one with --resume, and show it."""
     check_writable(directory, "--output-dir")
-    start_template()
-    import_matplotlib()  # while the template imports torch
+    if arguments.max_steps:  # otherwise the start-up may count, and is not measured beside other work
+        start_template()
+        import_matplotlib()  # while the template imports torch
     report, shared_flags = plan_comparison(arguments, shared_flags, directory)
     if others := wait_for_others(arguments.wait):
         found = f"{' and '.join(map(str, others))} will disturb the times"

@@ -151,9 +151,9 @@ def _cache_files(root, key):
 
 
 def _image_set(name, arrays, classes, norm=None):
-    """norm: (mean, std) if they are known."""
+    """norm: (mean, std) as computed earlier, for images whose record has none."""
     known = DATASETS.get(name)
-    norm = norm or ((known.mean, known.std) if known and known.mean else _statistics(arrays[0]))
+    norm = (known.mean, known.std) if known and known.mean else norm or _statistics(arrays[0])
     return ImageSet(name, *arrays, tuple(classes), *norm)
 
 
