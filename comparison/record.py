@@ -218,6 +218,16 @@ class Report:
         return most if most and (not ran or max(ran) >= most) else None
 
     @property
+    def begins_untimed(self) -> bool:
+        """Whether the first epoch of some run of the suite warms it up."""
+        return any(run.timed_from > 1 for row in self.rows for run in row.results if run.method != SCRIPT)
+
+    @property
+    def only_warm_up(self) -> bool:
+        """Whether the only epoch that is timed is one that warms up."""
+        return self.begins_untimed and self.settings["epochs"] == 1
+
+    @property
     def asked(self) -> Sentence:
         """The quantity by which rows are compared."""
         target = self.settings["target_accuracy"]

@@ -10,7 +10,7 @@ from common.files.reading import as_record, read_json, to_json_types
 from common.files.writing import write_json
 from comparison.record import Report, Settings
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 ANOTHER = "name the results.json of a comparison"
 
 

@@ -4,7 +4,7 @@ import contextlib
 import pickle
 import zipfile
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -176,11 +176,11 @@ class Checkpoints:
         with atomic_write(self.config.checkpoint or "") as file:
             torch.save(state, file)
 
-    def resume(self, settle: Callable[[], None] = lambda: None) -> tuple[list[EpochRecord], Training | None, str]:
+    def resume(self) -> tuple[list[EpochRecord], Training | None, str]:
         """Restore the state that --resume names, if there is one.
 
-        Returns its epoch records, this rank's part of an unfinished epoch, and its position in words. settle() is
-        called before anything is restored. Raises SuiteError (USAGE, DATA) as read_checkpoint() does.
+        Returns its epoch records, this rank's part of an unfinished epoch, and its position in words. Raises
+        SuiteError (USAGE, DATA) as read_checkpoint() does.
         """
         path, rank = self.config.resume, self.place.rank
         state = read_checkpoint(self.config, self.options, self.content, self.place.ranks)
@@ -190,7 +190,6 @@ class Checkpoints:
             raise SuiteError(what, found, "put the file on a shared file system", USAGE)
         if not state:
             return [], None, ""
-        settle()
         try:
             then, now = length_of(state["schedule"]), length_of(self.schedule.state_dict())
             if then != now:

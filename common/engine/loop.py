@@ -5,6 +5,7 @@ ends a phase of the step (see PhaseTimer). When it returns, the gradients are in
 mean over the rank's images, or None on a rank that has no loss, such as the first stage of a pipeline.
 """
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from common.errors import add_error_context
 from common.files.results import EpochRecord
 from common.machine.entry import pending_signal
 from common.settings.config import RunConfig
+
+WARM_UP = 5  # discarded steps before the first epoch
 
 
 def steps_of(loader, config: RunConfig) -> int:
@@ -86,6 +89,32 @@ def train_one_epoch(
         series=series_of(timer.phases()),
     )
     return training.with_earlier_part(partial_epoch) if partial_epoch else training
+
+
+def warm_up(context: ParallelContext, train_step, optimizer, loader, config: RunConfig) -> None:
+    """Compute the gradients of a few batches, and of one as small as an epoch's last, and discard them.
+
+    The first steps are slower: loader workers start, memory is allocated, torch.compile compiles each size of batch,
+    and DDP arranges its buckets anew. The training that follows is not changed: weights, BatchNorm's statistics and
+    random numbers stay as they are.
+    """
+    context.model.train(not config.eval_mode)
+    buffers = [(buffer, buffer.clone()) for buffer in context.model.buffers()]
+    steps = steps_of(loader, config)
+    last = len(context.sampler) % loader.batch_size if steps == len(loader) else 0
+
+    def step(images, labels):
+        train_step(images, labels, lambda *_, **__: None)
+        optimizer.zero_grad()
+        context.place.after_batch()
+
+    with torch.random.fork_rng(device for device in context.place.devices if device.type == "cuda"):
+        for number, (images, labels) in enumerate(itertools.islice(loader, min(WARM_UP, steps))):
+            if last and number == 0:
+                step(images[:last], labels[:last])
+            step(images, labels)
+    for buffer, before in buffers:
+        buffer.copy_(before)
 
 
 def _skip_batches(loader, steps):

@@ -14,7 +14,7 @@ from common.data.image_set import ImageSet
 from common.data.loaders import end_workers_of
 from common.engine.checkpoint import Checkpoints, content_of, describe_position
 from common.engine.compiled import replace_network
-from common.engine.loop import fit, is_finite, reached, steps_of
+from common.engine.loop import fit, is_finite, reached, steps_of, warm_up
 from common.engine.memory import PeakMemory, memory_parts, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
@@ -23,7 +23,7 @@ from common.engine.step import accumulate_gradients, refuse_single_images
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
-from common.errors import FAILED, SuiteError
+from common.errors import FAILED, SuiteError, add_error_context
 from common.files.checksums import CODE, code_checksum
 from common.files.describe import describe_end, describe_epoch, describe_start, result_name
 from common.files.plots import draw_curves
@@ -103,30 +103,22 @@ class _Run:
 
     def resume(self):
         """Restore --resume; return what this rank had trained of an unfinished epoch."""
-        records, partial_epoch, position = self.checkpoints.resume(self._settle)
+        records, partial_epoch, position = self.checkpoints.resume()
         if position:
             times = "are sums of both runs' parts; those before are" if partial_epoch else "and those before are"
             self.add_reason(f"resumed {position}, whose times {times} of the earlier run")
             self.result = replace(self.result, epochs=tuple(records))
         return partial_epoch
 
-    def _settle(self):
-        """Run one discarded backward pass: after its first, DDP sums gradients in another order."""
-        if self.context.sampler.num_replicas == 1:
-            return
-        self.context.model.train()
-        labels = torch.zeros(2 * self.config.accumulate, dtype=torch.int64)  # BatchNorm may need two per part
-        images = torch.zeros(len(labels), *self.image_set.image_shape)
-        self.train_step(images, labels, lambda *_, **__: None)
-        self.optimizer.zero_grad()
-
     def announce(self):
         batch = min(self.config.batch_size, len(self.image_set.train_labels))
         replace_network(self.context, (batch, *self.image_set.image_shape), self.config)
+        self.write(**UNFINISHED)
+        with add_error_context("warm-up"):
+            warm_up(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.verbose:
             self.say(describe_start(self.result))
-        self.write(**UNFINISHED)
 
     def train(self, partial_epoch):
         turns = Turns(self.place.rank, self.place.ranks)
@@ -222,6 +214,7 @@ def _before(context, config, options, content):
     names, uuids = zip(*(device for devices in place.gather(own) for device in devices), strict=True)
     return RunResult(
         method=context.method,
+        timed_from=2 if place.device.type == "cuda" else 1,
         status="ok",
         reason=_join_notes(context.note, _describe_mixed(names), _describe_batch(context, config)),
         simulated=context.simulated,

@@ -12,7 +12,7 @@ from common.files.checksums import json_checksum
 from common.files.reading import as_record, read_json, to_json_types
 from common.files.writing import write_json
 
-SCHEMA_VERSION: Literal[6] = 6
+SCHEMA_VERSION: Literal[7] = 7
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 if TYPE_CHECKING:
     Measured = float
@@ -156,8 +156,9 @@ class RunResult:
 
     status: ok, skipped, failed, timed out, diverged, not reached (the target accuracy) or invalid; reason: why.
     simulated: one device stood in for the devices that the method needs, so the times say nothing about speed.
-    startup_seconds: from the start of the command (for ranks, of their launcher) to the first step. total_seconds: to
-    the end of the last evaluation, without the time spent waiting for turns.
+    startup_seconds: from the start of the command (for ranks, of their launcher) to the first step of an epoch.
+    total_seconds: to the end of the last evaluation, without the time spent waiting for turns.
+    timed_from: the first epoch that is timed: 1 if discarded steps warmed the run up, 2 if its first epoch does.
     method_milliseconds: time per training batch that only this method needs, e.g. {"scatter": 0.1, "gather": 0.2}.
     peak_memory_bytes: of each device. On a GPU, the peak allocated by PyTorch while training, after the first epoch if
     there are others; on a CPU, the peak resident memory of the process since its start, without its loader workers.
@@ -193,8 +194,9 @@ class RunResult:
     gpu_uuids: tuple[str, ...] = ()
     reserved_memory_bytes: tuple[int, ...] = ()
     timeline: tuple[Span, ...] = ()
+    timed_from: int = 2
     checksums: dict[str, str] = field(default_factory=dict)
-    schema_version: Literal[6] = SCHEMA_VERSION
+    schema_version: Literal[7] = SCHEMA_VERSION
 
     @property
     def note(self) -> str:
@@ -203,8 +205,8 @@ class RunResult:
 
     @property
     def timed_epochs(self) -> tuple[EpochRecord, ...]:
-        """The epochs used for times: all but the first, which is a warm-up, unless it is the only one."""
-        return self.epochs[1:] or self.epochs
+        """The epochs used for times: those from `timed_from` on or, if there are none, all."""
+        return self.epochs[self.timed_from - 1 :] or self.epochs
 
     @property
     def loader_workers(self) -> int:

@@ -191,7 +191,7 @@ def _pays_from(case: Case) -> Finding | None:
         return None
     longer, epochs = {part.name: part.value for part in runs.parts}, len(case.result.epochs)
     saved = -(longer["training"] + longer["evaluation"]) / epochs
-    once = longer["start-up"] + longer["warm-up"]
+    once = longer["start-up"] + longer.get("warm-up", 0.0)
     if saved <= 0 or once <= saved * epochs:
         return None
     return Finding("pays from", {"s": saved, "n": math.ceil(once / saved), "m": epochs})

@@ -124,7 +124,8 @@ def _images_of_epoch(report: Report) -> int:
 
 
 def _epoch_seconds(images: int, outcome: Outcome, result: RunResult) -> float:
-    known = [epoch.evaluate_seconds for epoch in result.timed_epochs if not math.isnan(epoch.evaluate_seconds)]
+    later = result.epochs[1:] or result.epochs  # nothing warms up the first evaluation
+    known = [epoch.evaluate_seconds for epoch in later if not math.isnan(epoch.evaluate_seconds)]
     return images * image_seconds(outcome, result) + (statistics.fmean(known) if known else 0.0)
 
 
@@ -145,10 +146,10 @@ def _deciding_wall_time(report: Report) -> str:
 
 
 def _fixed_share(result: RunResult) -> float:
-    """Return the share of a run spent on its start-up and on the excess of its first epoch over the others."""
-    epochs = result.epochs
+    """Return the share of a run spent on its start-up and on what an untimed first epoch takes more than the others."""
+    epochs, first = result.epochs, result.epochs[: result.timed_from - 1]
     mean = statistics.fmean(epoch.train_seconds for epoch in result.timed_epochs)
-    fixed = result.startup_seconds + max(0.0, epochs[0].train_seconds - mean)
+    fixed = result.startup_seconds + sum(max(0.0, epoch.train_seconds - mean) for epoch in first)
     return fixed / (result.startup_seconds + sum(epoch.train_seconds + epoch.evaluate_seconds for epoch in epochs))
 
 

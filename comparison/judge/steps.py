@@ -130,16 +130,13 @@ def step_time(result: RunResult) -> Time:
 def run_time(result: RunResult) -> Time:
     """Return the seconds of a run, from the start of its command to the end of the last evaluation, and its parts.
 
-    Training is the number of epochs times the mean timed epoch; the rest of the epochs' time is warm-up.
+    Training is the number of epochs times the mean timed epoch. What a first epoch that warms up takes more is warm-up.
     """
     seconds = sum(epoch.train_seconds for epoch in result.epochs)
     training = len(result.epochs) * statistics.mean(epoch.train_seconds for epoch in result.timed_epochs)
-    parts = {
-        "start-up": result.startup_seconds,
-        "warm-up": seconds - training,
-        "training": training,
-        "evaluation": sum(epoch.evaluate_seconds for epoch in result.epochs),
-    }
+    warm_up = {} if result.timed_from == 1 else {"warm-up": seconds - training}
+    evaluation = sum(epoch.evaluate_seconds for epoch in result.epochs)
+    parts = {"start-up": result.startup_seconds, **warm_up, "training": training, "evaluation": evaluation}
     return Time(result.total_seconds, parts)
 
 

@@ -214,7 +214,7 @@ def unsteadiness(row: Row) -> list[Finding]:
     for outcome, result in successful_runs(row):
         reasons += _odd_epochs(row, outcome.block, result.timed_epochs)
     runs = zip(row.results, seconds, strict=True)
-    first = [result.epochs[0].train_seconds / mean for result, mean in runs if len(result.epochs) > 1]
+    first = [result.epochs[0].train_seconds / mean for result, mean in runs if result.timed_epochs != result.epochs]
     if first and statistics.median(first) > LONG_FIRST and not is_script:
         reasons.append(Finding("long first epoch", {"x": statistics.median(first)}))
     held = max((card.held_down or 0.0 for run, _ in successful_runs(row) for card in run.cards), default=0.0)

@@ -196,7 +196,7 @@ def phase_unit(analysis: Analysis) -> str:
     template = "milliseconds per step, mean over the epochs without the warm-up"
     if analysis.report.only_scripts:
         template = "milliseconds per step, mean over the timed slices"
-    elif analysis.report.settings["epochs"] == 1:
+    elif analysis.report.only_warm_up:
         template = "milliseconds per step, mean over the epochs with the warm-up"
     return say(template)
 

@@ -165,9 +165,12 @@ def definitions(report: Report) -> list[str]:
             memory,
             disturbed,
         ]
-    several, weak = report.settings["epochs"] > 1, report.settings["scaling"] == "weak"
-    warm_up = say("the first epoch warms up and is left out" if several else "there is only one, with its warm-up")
-    batches = sentence("batches per device" if weak else "batches in total")
+    warm_up = say("after discarded steps that warm up")
+    if report.begins_untimed:
+        warm_up = say("the first epoch warms up and is left out")
+    if report.only_warm_up:
+        warm_up = say("there is only one, with its warm-up")
+    batches = sentence("batches per device" if report.settings["scaling"] == "weak" else "batches in total")
     exempt = join(" and ", [quoted([method_of(name).called]) for name in ALL_CORES_METHODS])
     in_some_comparisons = [
         (report.fitted, sentence("largest batch", n=TRIAL_STEPS, p=TRIAL_MARGIN)),

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.engine import timing
-from common.engine.loop import evaluate, train_one_epoch
+from common.engine.loop import evaluate, train_one_epoch, warm_up
 from common.engine.shares import Evaluation, Training, merge
 from common.engine.step import LastGradient, build_optimizer
 from common.engine.timing import CoreClock, PhaseTimer, SampledTimers, Stopwatch, command_start
@@ -25,7 +26,7 @@ from common.machine import memory
 from common.machine.lifetime import has_launcher
 from common.settings.schedules import build_schedule
 from tests.fixtures import make_config
-from tests.trainings import CPU, fitted, make_context, make_step
+from tests.trainings import CPU, fitted, make_context, make_image_set, make_loaders, make_sampler, make_step
 
 EVALUATION = Evaluation(0, 1.0, 4.0, [1], [2])
 FOUR = (torch.randn(4, 3, 1, 1), torch.tensor([0, 1, 2, 3]))
@@ -73,6 +74,27 @@ def test_a_step_is_the_textbook_step(smoothing):
             weight.data -= 0.1 * gradient
     torch.testing.assert_close([*model.parameters()], [*by_hand.parameters()])
     assert part.loss_sum == pytest.approx(sum(losses))
+
+
+@pytest.mark.parametrize("max_steps, sizes", [(None, [12, 16, 16, 16, 12]), (4, [12, 16, 16, 16, 12]), (2, [16, 16])])
+def test_a_warm_up_computes_all_sizes_of_batches_and_changes_nothing(max_steps, sizes):
+    images, config = make_image_set(random=True), make_config(batch_size=16, max_steps=max_steps)  # 60 images
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10), nn.Dropout())
+    before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    step, seen, gradients = make_step(model, config), [], []
+
+    def train_step(images, labels, mark):
+        seen.append(len(images))
+        step(images, labels, mark)
+        gradients.append(model[1].weight.grad is not None)
+
+    context = make_context(model.eval(), sampler=make_sampler(images, config))
+    optimizer = build_optimizer(model.parameters(), config)
+    warm_up(context, train_step, optimizer, make_loaders(images, config)[0], config)
+    assert seen == sizes and all(gradients)
+    assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(weight.grad is None for weight in model.parameters()) and not optimizer.state
 
 
 def test_evaluation_is_exact_and_never_waits_for_a_gpu():

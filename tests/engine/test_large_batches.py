@@ -4,7 +4,6 @@ import contextlib
 from argparse import Namespace
 from collections import Counter
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,13 +12,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DistributedSampler
 
-from common.engine.run import _describe_batch, _Run
+from common.engine.run import _describe_batch
 from common.engine.step import accumulate_gradients, refuse_single_images
 from common.errors import SuiteError
 from common.models.build import build_model, build_network
 from common.models.networks import BUILDERS
 from tests.fixtures import make_config
-from tests.trainings import make_context, make_image_set, make_step
+from tests.trainings import make_context, make_image_set
 
 
 @pytest.mark.parametrize("parts, sizes", [(1, [7]), (2, [4, 3]), (3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7)])
@@ -125,15 +124,6 @@ def test_an_image_alone_is_refused_where_batchnorm_would_fail(images, ranks, val
         refuse_single_images(context, config, Namespace(micro_batches=micro_batches, sync_batchnorm=True))
     with pytest.raises(SuiteError, match=words) if words else contextlib.nullcontext():
         refuse_single_images(context, config, options)
-
-
-def test_the_discarded_step_before_resuming_leaves_no_image_alone():
-    network = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10))
-    config, sampler = make_config(accumulate=3), DistributedSampler(range(4), 2, 0)
-    context, optimizer = make_context(network, sampler=sampler), torch.optim.SGD(network.parameters(), 0.1)
-    step = accumulate_gradients(make_step(network, config), network, 3)
-    fields = {"context": context, "train_step": step, "optimizer": optimizer, "config": config}
-    _Run._settle(SimpleNamespace(**fields, image_set=make_image_set()))
 
 
 def test_a_batch_larger_than_the_data_set_is_told():

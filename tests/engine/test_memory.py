@@ -122,7 +122,8 @@ def test_the_limit_is_checked_after_powers_of_two_and_every_evaluation(train_her
     )
     for limit in ("--memory-limit=1GiB", "--debug"):
         train_here("data_parallel_train.py --model mlp --train-size 96 --batch-size 32 --epochs 3", limit)
-    assert checks == [(2**30, step) for step in (1, 2, 3, 4, 6, 8, 9)]  # three epochs of three steps
+    # checks in two of three steps of the warm-up, and in three epochs of as many
+    assert checks == [(2**30, step) for step in (0, 0, 1, 3, 5, 6, 9)]
     assert len(steps) == 18
 
 
@@ -134,7 +135,7 @@ def test_exceeding_the_limit_counts_as_out_of_memory(command, project, tmp_path)
     assert done.returncode == 1
     line = done.stderr.splitlines()[0]
     assert re.fullmatch(
-        r"error: (rank \d, )?epoch 1: out of memory; MemoryError: this process has had [\d,]+ MiB, "
+        r"error: (rank \d, )?warm-up: out of memory; MemoryError: this process has had [\d,]+ MiB, "
         r"--memory-limit allows 20 MiB; try a smaller --batch-size, or fewer --num-workers",
         line,
     ), line

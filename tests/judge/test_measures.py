@@ -39,6 +39,7 @@ def test_means_exclude_the_warm_up_epoch_and_runs_that_did_not_end_well():
     assert (numbers.fastest_epoch, numbers.slowest_epoch, numbers.runs) == (1.0, 8.0, 3)
     assert numbers.accuracy == pytest.approx(0.9)
     assert summary_of(make_result(seconds=(5.0,))).epoch_seconds == pytest.approx(5.0)
+    assert summary_of(make_result(seconds=(5.0, 4.0), timed_from=1)).epoch_seconds == pytest.approx(4.5)
     assert summary_of("failed").epoch_seconds is None
 
 
@@ -46,6 +47,7 @@ def test_means_exclude_the_warm_up_epoch_and_runs_that_did_not_end_well():
     "results, words",
     [
         (runs(seconds=(2.0, 2.3, 2.1)), ["standard deviation of 7%", "2.00 to 2.30 s"]),
+        ([make_result(seconds=(3.0, 1.0, 1.0, 1.0, 1.0), timed_from=1)], ["epoch 1 took 3.00 s"]),
         (runs(first=8.0, epochs=2), ["4.0 times", "--epochs"]),
         ([make_result(seconds=(1.0, 1.0, 3.0, 1.0, 3.0, 1.0))], ["epochs 3, 5 took 3.00, 3.00 s (median 1.00 s)"]),
         ([make_result(seconds=(1.0, 1.0, 1.0, 1.0, 0.5, 1.0))], ["epoch 5 took 0.50 s"]),

@@ -115,6 +115,8 @@ def test_a_run_is_start_up_warm_up_training_and_evaluation(seconds, warm_up, tra
     time = run_time(make_result(seconds=seconds, startup_seconds=5.0, total_seconds=14.0))
     parts = {"start-up": 5.0, "warm-up": warm_up, "training": training, "evaluation": 0.5 * len(seconds)}
     assert time.parts == pytest.approx(parts) and time.whole == 14.0
+    warmed = run_time(make_result(seconds=seconds, startup_seconds=5.0, total_seconds=14.0, timed_from=1))
+    assert warmed.parts == pytest.approx({"start-up": 5.0, "training": sum(seconds), "evaluation": parts["evaluation"]})
 
 
 @pytest.mark.parametrize("images, expected", [(1, 100.0), (2, 200.0)])

@@ -22,7 +22,7 @@ from comparison.record import Equivalence
 from comparison.results_file import SCHEMA_VERSION, read_results, write_results
 from comparison.run import equivalence
 from comparison.run.launch import TIMED_OUT
-from comparison.show import detail_tables, figures, remarks, tables
+from comparison.show import detail_tables, figures, plots, remarks, tables
 from comparison.show.detail_tables import settings_table
 from comparison.show.remarks import notes, warnings
 from comparison.show.report import fenced, present, write_csv, write_html
@@ -229,6 +229,18 @@ def test_definitions_fit_the_comparison():
     )
     assert "Batch sizes are per device" in other and "7%" in other
     assert "Batch sizes are per device" not in plain and "3%" in plain
+
+
+def test_definitions_tell_how_runs_warm_up():
+    made = {
+        (epochs, timed_from): report_of((configuration(), runs(epochs=epochs, timed_from=timed_from)), epochs=epochs)
+        for epochs in (1, 2)
+        for timed_from in (1, 2)
+    }
+    told = {key: remarks.definitions(report)[0] for key, report in made.items()}
+    assert told[1, 1] == told[2, 1] and len({*told.values()}) == 3
+    units = {key: plots.phase_unit(analyse(report)) for key, report in made.items()}
+    assert units[1, 2] != units[1, 1] == units[2, 1] == units[2, 2]
 
 
 def test_the_size_of_a_device_is_said_of_methods_on_a_cpu_alone():
@@ -447,7 +459,7 @@ def test_a_damaged_results_file_is_refused(message, tmp_path):
 
 def test_the_result_of_a_run_is_not_a_comparison():
     file = PROJECT / "figures" / "mnist-lenet-ddp-2.json"
-    with pytest.raises(SuiteError, match="schema_version is 6.*; name the results.json of a comparison"):
+    with pytest.raises(SuiteError, match="schema_version is 7.*; name the results.json of a comparison"):
         read_results(file)
 
 
