@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from common.engine.loop import WARM_UP
 from common.models.build import build_network
 from common.programs import probe
 from tests.fixtures import make_config
@@ -45,10 +46,11 @@ def test_buffers_are_broadcast_once_before_each_evaluation(train_on_gpus):
     gpus = train_on_gpus(*DDP, "--model", "strided", "--epochs", 2, rank=0, costs={"cuda:0": 0.1}).gpus
     names = [work.name for work in gpus.clock.log if work.name in ("broadcast_", "allreduce_")]
     buffers = [*build_network("strided", (1, 28, 28), 0).buffers()]
-    assert names == 2 * [*["allreduce_"] * STEPS, *["broadcast_"] * len(buffers)] and buffers
+    epochs = 2 * [*["allreduce_"] * STEPS, *["broadcast_"] * len(buffers)]
+    assert names == ["allreduce_"] * WARM_UP + epochs and buffers
 
 
-@pytest.mark.parametrize("flags, count", [(("--accumulate", 3), STEPS), (("--no-sync",), 0)])
+@pytest.mark.parametrize("flags, count", [(("--accumulate", 3), WARM_UP + STEPS), (("--no-sync",), 0)])
 def test_a_step_exchanges_no_more_than_it_needs(flags, count, train_on_gpus):
     gpus = train_on_gpus(*DDP, *flags, rank=0, costs={"cuda:0": 0.1}).gpus
     assert [work.name for work in gpus.clock.log].count("allreduce_") == count
