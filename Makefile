@@ -4,11 +4,11 @@ PYTHON ?= python3
 .PHONY: demo compare docs test test-report quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence nodes
 
 compare: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 3 --check-maths
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --check-maths
 
-# A shorter comparison, in about half a minute: three methods and few steps.
+# A shorter comparison, in about 20 seconds: three methods and few steps.
 demo: .venv/installed
-	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --max-steps 25 \
+	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 1 --max-steps 25 \
 	  --methods single single-all-cores ddp --repeats 3 --check-maths --output-dir figures/demo
 
 test: .venv/installed-dev
