@@ -26,7 +26,7 @@ def test_little_shared_memory(project, small_disk, data_root, tmp_path, reported
     shm = small_disk("8m", "/dev/shm")
     done = project(f"{SCRIPT} {flags}", "--figure-dir", tmp_path, tiny=False, before=shm)
     done.stderr = done.stderr[done.stderr.find("error: ") :]  # torch prints something before it
-    reported("/dev/shm of 8 MB, 2 workers", done, 1, "epoch 1: a loader worker died; RuntimeError: ")
+    reported("/dev/shm of 8 MB, 2 workers", done, 1, "warm-up: a loader worker died; RuntimeError: ")
     assert "enlarge /dev/shm (in docker: --shm-size=1g), or type --num-workers 0" in done.stderr
 
 
@@ -193,7 +193,7 @@ def test_a_tmpdir_too_long_for_sockets(rejected, tmp_path):
     place = tmp_path / ("x" * 100)
     place.mkdir()
     options = {"fault": "TMPDIR of more than 100 characters, 2 workers", "environment": {"TMPDIR": str(place)}}
-    done = rejected(f"{SCRIPT} --num-workers 2", 1, "epoch 1: a loader worker died; OSError: AF_", **options)
+    done = rejected(f"{SCRIPT} --num-workers 2", 1, "warm-up: a loader worker died; OSError: AF_", **options)
     assert "; let TMPDIR name a directory of at most 75 characters, or type --num-workers 0" in done.stderr
 
 
@@ -201,7 +201,7 @@ def test_a_tmpdir_that_fills_up(rejected, mounted, short_directory):
     full = mounted("-t tmpfs -o nr_inodes=2", "tmpfs", short_directory)  # the root and one directory
     environment = {"TMPDIR": str(short_directory)}
     options = {"fault": "TMPDIR without room for sockets", "environment": environment, "before": full}
-    message = "epoch 1: a loader worker died; OSError: [Errno 28] No space"
+    message = "warm-up: a loader worker died; OSError: [Errno 28] No space"
     rejected(f"{SCRIPT} --num-workers 2", 1, message, **options)
 
 
