@@ -22,7 +22,7 @@ from common.files.results import EpochRecord
 from common.machine.entry import pending_signal
 from common.settings.config import RunConfig
 
-WARM_UP = 5  # discarded steps before the first epoch
+WARM_UP = 10  # discarded steps before the first epoch
 
 
 def steps_of(loader, config: RunConfig) -> int:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common.engine.loop import WARM_UP, evaluate
+from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, Stopwatch, block_seconds, synchronize
 from common.models.build import build_network
 from common.programs import probe
@@ -130,7 +130,7 @@ def test_the_gpu_never_waits_for_the_host(train_on_gpus):
     trained = train_on_gpus(*SINGLE, *SGD, "--loader", "workers", "--num-workers", 0, costs=costs)
     updates = [number for number, work in enumerate(trained.gpus.clock.log) if work.name == "_fused_sgd_"]
     works = trained.gpus.clock.log[updates[0] : updates[-1] + 1]
-    assert len(updates) == STEPS and len(trained.gpus.called("pin_memory")) == WARM_UP + STEPS
+    assert len(updates) == STEPS and len(trained.gpus.called("pin_memory")) == 2 * STEPS  # with a warm-up
     assert works[-1].end - works[0].start == pytest.approx(sum(work.end - work.start for work in works))
     assert len(trained.gpus.called("synchronize")) == 4  # at the start and end of training and evaluation
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from common.engine.loop import WARM_UP, evaluate
+from common.engine.loop import evaluate
 from common.engine.timing import PhaseTimer, synchronize
 from common.models.build import build_network
 from comparison.results_file import read_results
@@ -22,7 +22,7 @@ COMMANDS = {
     "mp-micro": ("model_parallel_train.py", "--use-model-parallel", "--split-at", "full1", "--micro-batches", 4),
 }
 OWN_TIMES = {"dp": {"scatter", "replicate", "gather"}, "mp": {"stage 0", "stage 1"}, "mp-micro": {"stage 0", "stage 1"}}
-BATCH, STEPS = 48, 6
+BATCH, STEPS = 48, 6  # the warm-up takes as many steps as the epoch
 TESTED, TESTS = 500, 4  # test images per batch, test batches
 IMAGE, FEATURES, LOGITS, LABEL = 28 * 28 * 4, 32 * 5 * 5 * 4, 10 * 4, 8  # bytes; FEATURES: the input of full1
 REFERENCE: dict = {}  # the weights of the first method
@@ -51,10 +51,10 @@ def test_methods_give_the_same_weights_and_copy_no_more_than_needed(method, trai
         assert there == back == []
     elif method == "dp":  # half of the images, logits and their gradients; the weights and their gradients
         half, tested, whole = BATCH // 2, TESTED // 2, sum(size.values())
-        assert sum(there) == (WARM_UP + STEPS) * (half * (IMAGE + LOGITS) + whole) + TESTS * (tested * IMAGE + whole)
-        assert sum(back) == (WARM_UP + STEPS) * (half * LOGITS + whole) + TESTS * tested * LOGITS
+        assert sum(there) == 2 * STEPS * (half * (IMAGE + LOGITS) + whole) + TESTS * (tested * IMAGE + whole)
+        assert sum(back) == 2 * STEPS * (half * LOGITS + whole) + TESTS * tested * LOGITS
     else:  # stage 1 once; then for each part of a batch the features and their gradients
-        parts, steps = 4 if method == "mp-micro" else 1, WARM_UP + STEPS
+        parts, steps = 4 if method == "mp-micro" else 1, 2 * STEPS
         stage1 = [value for name, value in size.items() if name.split(".")[0] in ("full1", "full2", "head")]
         training = {BATCH // parts * FEATURES: parts * steps, BATCH * LABEL: steps}
         testing = {TESTED // parts * FEATURES: parts * TESTS, TESTED * LABEL: TESTS}
@@ -66,7 +66,7 @@ def test_images_from_workers_are_copied_to_the_gpu_once(train_on_gpus):
     workers = ("--loader", "workers", "--num-workers", 0)
     copies = train_on_gpus("data_parallel_train.py", *SAME_STEPS, *workers).gpus.copies
     count = Counter(sizes(copies, "cpu", "cuda:0"))
-    assert (count[BATCH * IMAGE], count[BATCH * LABEL]) == (WARM_UP + STEPS, WARM_UP + STEPS)
+    assert (count[BATCH * IMAGE], count[BATCH * LABEL]) == (2 * STEPS, 2 * STEPS)
 
 
 @pytest.mark.parametrize("method", ["dp", "mp-micro"])

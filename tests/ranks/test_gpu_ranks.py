@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.engine.loop import WARM_UP
 from common.models.build import build_network
 from common.programs import probe
 from tests.fixtures import make_config
@@ -14,7 +13,7 @@ from tests.pretended_gpus import pretended_gpus
 from tests.pretended_ranks import pretended_rank
 from tests.trainings import make_image_set
 
-STEPS = 6
+STEPS = 6  # of an epoch, and of the warm-up
 COLLECTIVES = {"allreduce_", "broadcast_", "_allgather_base_", "allgather_", "barrier"}
 DDP = ("ddp_train.py", "--model", "lenet", "--optimizer", "sgd", "--no-augment")
 
@@ -47,10 +46,10 @@ def test_buffers_are_broadcast_once_before_each_evaluation(train_on_gpus):
     names = [work.name for work in gpus.clock.log if work.name in ("broadcast_", "allreduce_")]
     buffers = [*build_network("strided", (1, 28, 28), 0).buffers()]
     epochs = 2 * [*["allreduce_"] * STEPS, *["broadcast_"] * len(buffers)]
-    assert names == ["allreduce_"] * WARM_UP + epochs and buffers
+    assert names == ["allreduce_"] * STEPS + epochs and buffers
 
 
-@pytest.mark.parametrize("flags, count", [(("--accumulate", 3), WARM_UP + STEPS), (("--no-sync",), 0)])
+@pytest.mark.parametrize("flags, count", [(("--accumulate", 3), 2 * STEPS), (("--no-sync",), 0)])
 def test_a_step_exchanges_no_more_than_it_needs(flags, count, train_on_gpus):
     gpus = train_on_gpus(*DDP, *flags, rank=0, costs={"cuda:0": 0.1}).gpus
     assert [work.name for work in gpus.clock.log].count("allreduce_") == count
