@@ -110,7 +110,7 @@ class RunConfig:
         own=True,
     )
     allow_slow_precision: bool = flag(False, "use 16 bits even where they were measured to be slower than fp32")
-    compile: bool = trains(False, "compile the model with torch.compile; lengthens the first epoch", own=True)
+    compile: bool = trains(False, "compile the model with torch.compile; lengthens the start", own=True)
     cuda_graph: bool = trains(False, "one GPU: replay every step's kernels as one recorded graph", own=True)
     recompute: bool = trains(
         False, "activation checkpointing: recompute the blocks' activations in the backward pass", equal=False, own=True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from comparison.judge.analysis import analyse
-from comparison.judge.measures import confidence_of, measure
+from comparison.judge.measures import _epoch_seconds, _fixed_share, confidence_of, measure
 from comparison.judge.summaries import unsteadiness
 from comparison.plan.counterparts import TWIN, counterpart
 from comparison.show.report import write_csv
@@ -41,6 +41,16 @@ def test_means_exclude_the_warm_up_epoch_and_runs_that_did_not_end_well():
     assert summary_of(make_result(seconds=(5.0,))).epoch_seconds == pytest.approx(5.0)
     assert summary_of(make_result(seconds=(5.0, 4.0), timed_from=1)).epoch_seconds == pytest.approx(4.5)
     assert summary_of("failed").epoch_seconds is None
+
+
+def test_a_warmed_run_has_no_long_first_epoch_but_its_first_evaluation_is_cold():
+    cold = make_result(seconds=(3.0, 1.0), startup_seconds=0.0, timed_from=2)
+    warmed = replace(cold, timed_from=1)
+    lengths = [sum(e.train_seconds + e.evaluate_seconds for e in cold.epochs)] * 2
+    assert [_fixed_share(run) * length for run, length in zip((cold, warmed), lengths, strict=True)] == [2.0, 0.0]
+    first, second = warmed.epochs
+    run = replace(warmed, epochs=(replace(first, evaluate_seconds=9.0), second))
+    assert _epoch_seconds(0, None, run) == second.evaluate_seconds
 
 
 @pytest.mark.parametrize(
