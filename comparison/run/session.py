@@ -13,7 +13,6 @@ from common.files.writing import remove_torn
 from common.settings.arguments import MOST
 from common.words import count, duration
 from comparison.judge.analysis import Analysis, analyse
-from comparison.judge.measures import TO_TARGET, WHOLE_RUN
 from comparison.outcomes import Outcome, Trial
 from comparison.plan.plan import file_name, with_measured_cut
 from comparison.record import TRACED_STEPS, Report
@@ -166,6 +165,8 @@ def _run_blocks(report, output):
     pace = 1.0
     while report.left:
         block, start, before = report.left[0][0], time.perf_counter(), len(report.outcomes)
+        if not report.cut_steps:
+            close_templates()  # the start-up may count, so each block measures it, with the files in memory from before
         for outcome in run_block(report, block, output.runs):
             report = replace(report, outcomes=(*report.outcomes, outcome))
             output.write(report)
@@ -180,11 +181,8 @@ def _run_blocks(report, output):
         output.write(report)
         if block in report.disturbed_blocks:
             print(f"Block {block} was disturbed: other programs {report.disturbed_blocks[block].words}", flush=True)
-        analysis = analyse(report)
-        for sentence in output.noise(analysis):
+        for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
-        if any(decision.wall_time.kind in (WHOLE_RUN, TO_TARGET) for decision in analysis.decisions):
-            close_templates()  # start-up counts, so that each block measures it
     return report
 
 
