@@ -66,7 +66,7 @@ def _times(analysis):
 
     rows: (index, label, mean, template of a tooltip, sorted (seconds, block, epoch)).
     """
-    heading = say("Seconds of every timed epoch, without warm-up; line: geometric mean, adjusted to all blocks")
+    heading = say("Seconds of every timed epoch; line: geometric mean, adjusted to all blocks")
     if analysis.report.only_warm_up:
         heading = say("Seconds of the only epoch, with the warm-up; line: geometric mean, adjusted to all blocks")
     template = "{row}, block {n}, epoch {m}: {x} s"

@@ -193,7 +193,7 @@ def phases_shown(analysis: Analysis) -> list[str]:
 
 def phase_unit(analysis: Analysis) -> str:
     """Return the unit of the phases, and over which epochs they are averaged."""
-    template = "milliseconds per step, mean over the epochs without the warm-up"
+    template = "milliseconds per step, mean over the timed epochs"
     if analysis.report.only_scripts:
         template = "milliseconds per step, mean over the timed slices"
     elif analysis.report.only_warm_up:

@@ -66,7 +66,7 @@ def test_a_page_is_one_file_with_all_results(name, committed):
 def test_the_alternative_text_of_a_figure_is_its_title(committed):
     _, file = committed("compare-synthetic")
     curves, speed_up, memory = (image.get("alt") for image in read_page(file).iter("img"))
-    assert speed_up.startswith("“one process, all cores” is 1.67 times as fast as “one device” lenet on ")
+    assert speed_up.startswith("“one process, all cores” is 1.69 times as fast as “one device” lenet on ")
     assert all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in (curves, speed_up, memory))
 
 
