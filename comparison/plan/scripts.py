@@ -81,7 +81,8 @@ def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list
     if machine.bf16:
         changed[CHANNELS] = ("channels last", (_change(channels_last=True),))
         changed[BF16] = ("bf16 autocast, tried", (_change(bf16=True, channels_last=True),))
-    changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *CLOSED, *torchrun))
+    if devices > 1:
+        changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *CLOSED, *torchrun))
     if not machine.gpus:
         one_thread = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
         changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one_thread, **changed}

@@ -146,7 +146,7 @@ def _shorter(report):
     expected, few = seconds(), {"epochs": min(2, report.settings["epochs"]), "max_steps": STEPS}
     if whole_trainings or report.outcomes or expected <= LONG or seconds(**few) > expected / 2:
         return []
-    typed = [word for word in shlex.split(report.command) if word not in ("--dry-run", "--resume")]
+    typed = [word for word in shlex.split(report.command) if word.replace("_", "-") not in ("--dry-run", "--resume")]
     command = shlex.join([*typed, *type_flags(few)])
     return [f"This finds the fastest row in about {duration(seconds(**few))}:\n{command}"]
 

@@ -1,6 +1,5 @@
 """Wording of findings, numbers and rows for all outputs. The long sentences are in sentences.toml."""
 
-import math
 from collections.abc import Callable, Iterable
 
 from common.errors import OUT_OF_MEMORY
@@ -92,7 +91,8 @@ def signed(time: float) -> str:
 
 def significant(value: float, digits: int = 3) -> str:
     """Return a positive number with so many significant digits, or as an integer if that has more."""
-    return f"{value:,.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
+    exponent = f"{value:.{digits - 1}e}".partition("e")[2]  # of the rounded number
+    return f"{value:,.{max(0, digits - 1 - int(exponent))}f}"
 
 
 def in_seconds(time: float, decimals: int = 2) -> str:

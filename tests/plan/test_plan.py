@@ -302,6 +302,7 @@ def test_variants_of_a_single_script():
     assert {"--nproc_per_node=2", "GLOO_SOCKET_IFNAME=lo"} <= {*tried}
     assert list(made(0, 4, bf16=True))[3:5] == ["channels last", "bf16 autocast, tried"]
     assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
+    assert list(made(1, 8)) == ["8 loader workers"]
     on_gpus = made(2, 8)
     assert list(on_gpus) == ["8 loader workers", "data parallel ×2, tried"]
     assert [row.skip for row in on_gpus.values()] == ["", ""]

@@ -57,7 +57,7 @@ def test_a_long_comparison_suggests_a_shorter_command(settings, test_images, nam
     probe = {"train_images": 60_000, "test_images": test_images, "steps": [step]}
     rows = [(configuration(name), runs()) for name in ("single", "ddp", "fsdp")]
     command = "python compare_parallel.py"
-    report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry-run", outcomes=())
+    report = replace(report_of(*rows, probe=probe, **settings), command=f"{command} --dry_run", outcomes=())
     suggestion = f"This finds the fastest row in about 2 min:\n{command} --epochs 2 --max-steps 100"
     assert describe_time_left(report)[1:] == ([suggestion] if named else [])
 

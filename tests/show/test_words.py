@@ -17,7 +17,7 @@ from comparison.show import figures as figures_module
 from comparison.show.figures import find_font
 from comparison.show.report import present
 from comparison.show.sections import LIST, sections
-from comparison.show.sentences import NOUNS
+from comparison.show.sentences import NOUNS, significant
 from comparison.show.terminal import terminal_text
 from comparison.words import (
     LANGUAGES,
@@ -164,3 +164,10 @@ def test_a_missing_font_is_an_error_before_anything_runs(monkeypatch):
     with pytest.raises(SuiteError, match="no font with Chinese characters") as refused:
         compare_parallel.main()
     assert refused.value.exit_code == MACHINE and find_font("en") is None
+
+
+@pytest.mark.parametrize(
+    "value, text", [(9.994, "9.99"), (9.996, "10.0"), (10.04, "10.0"), (0.09996, "0.100"), (1234.5, "1,234")]
+)
+def test_significant_digits_are_those_of_the_rounded_number(value, text):
+    assert significant(value) == text
