@@ -1,7 +1,7 @@
 # Each target sets up the virtual environment it needs. The README lists the plain commands.
 PYTHON ?= python3
 
-.PHONY: demo compare docs test test-report quick test-faults test-slow fuzz soak simulate mutants benchmark gpu-evidence nodes
+.PHONY: demo compare docs test test-report quick test-faults test-slow simulate mutants benchmark gpu-evidence nodes
 
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --check-maths
@@ -32,19 +32,9 @@ test-faults: .venv/installed-dev
 test-slow: .venv/installed-dev
 	.venv/bin/python -m pytest -m "slow and not fault"
 
-# Random faults: make fuzz SECONDS=600 SEED=1
-SECONDS ?= 600
-SEED ?= 1
-fuzz: .venv/installed-dev
-	.venv/bin/python tests/fuzz.py --seconds $(SECONDS) --seed $(SEED)
-
-# One long training beside random faults, in namespaces (needs root): make soak HOURS=1
-HOURS ?= 1
-soak: .venv/installed-dev
-	.venv/bin/python tests/soak.py --hours $(HOURS)
-
 # Faults in trainings on three nodes, which are namespaces (needs root and SLURM): make nodes EPISODES=100 SEED=1
 EPISODES ?= 100
+SEED ?= 1
 nodes: .venv/installed-dev
 	.venv/bin/python tests/nodes.py --episodes $(EPISODES) --seed $(SEED) --output figures/faults/nodes.json
 

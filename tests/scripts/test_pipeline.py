@@ -1,6 +1,5 @@
 """A pipeline gives bit for bit the results of one device that processes the same micro-batches."""
 
-import json
 from functools import partial
 
 import pytest
@@ -187,18 +186,3 @@ def test_labels_only_loaders_give_the_labels_of_the_same_batches():
             assert len(pairs) == len(loader)
             for (_, labels), (pixels, same) in pairs:
                 assert torch.equal(labels, same) and pixels.shape == (len(labels), 1, 1, 1)
-
-
-@pytest.mark.slow
-def test_pipelines_do_not_hang_on_a_loaded_machine(project, tmp_path):
-    flags = f"--starts 4 --steps 40 --load 2 --output {tmp_path}/hang-loop.json".split()
-    done = project("benchmarks/hang_loop.py", *flags, tiny=False)
-    assert done.returncode == 0, done.stderr
-    starts = json.loads((tmp_path / "hang-loop.json").read_text())["starts"]
-    assert [start["exit_code"] for start in starts] == [0] * 4
-
-
-def test_a_spawned_rank_computes_with_several_threads(train):
-    threads = {"OMP_NUM_THREADS": "2"}  # of the parent, which builds the network too
-    result, _, _ = train("pipeline_train.py --spawn 1 --model vgg --threads 2 --max-steps 1", environment=threads)
-    assert result["threads_per_process"] == 2

@@ -195,10 +195,8 @@ def test_the_cluster_pages_agree_and_their_commands_are_valid(type_in):
 
 def test_reliability():
     faults = load_json("faults", "faults.json")["faults"]
-    busy, alone, results = (
-        load_json("faults", f"{name}.json") for name in ("hang-loop", "hang-loop-alone", "kill-loop")
-    )
-    text, prose = (show(PROJECT / "docs" / "reliability.md") for show in (text_of, prose_of))
+    results = load_json("faults", "kill-loop.json")
+    text = text_of(PROJECT / "docs" / "reliability.md")
     assert len(faults) >= 60 and all(fault["handled"] for fault in faults)
     shown = re.findall(r"^    error: (.*)$", text, re.MULTILINE)
     assert len(shown) == 3 and all(any(line in fault["message"] for fault in faults) for line in shown)
@@ -212,13 +210,6 @@ def test_reliability():
         f"with SIGKILL at {len(kills)} random moments: `results.json` whole {whole}/{len(kills)}, processes alive "
         f"after 2 s {alive}/{len(kills)}, completed with `--resume` {finished}/{len(completed)}"
     ) in prose_of(*PAGES)
-
-    seconds, quiet = ([start["seconds"] for start in loop["starts"]] for loop in (busy, alone))
-    assert {start["exit_code"] for start in busy["starts"] + alone["starts"]} == {0}
-    assert f"`python {busy['command']}`" in prose and "--load 0" in alone["command"]
-    count = len(seconds)
-    assert f"{count} of {count} finished, in {min(seconds):.0f} to {max(seconds):.0f} s" in prose
-    assert f"alone, one takes {min(quiet):.0f} to {max(quiet):.0f} s" in prose
 
 
 @pytest.mark.parametrize("page", [*PAGES, CHINESE], ids=lambda page: page.name)

@@ -1,7 +1,4 @@
-"""Property tests: a malformed file or command line is either accepted or raises a SuiteError with the right exit code.
-
-tests/fuzz.py does the same with whole processes.
-"""
+"""Properties: a malformed file or command line is accepted, or raises a SuiteError with the right exit code."""
 
 import contextlib
 import copy
@@ -89,7 +86,7 @@ def comparison_values(tmp_path_factory):
 
 
 def test_results_of_comparisons(comparison_values, tmp_path, type_in, monkeypatch):
-    monkeypatch.setattr(report.figures, "draw_all", lambda *_: [])  # takes a second; tests/fuzz.py draws
+    monkeypatch.setattr(report.figures, "draw_all", lambda *_: [])  # takes a second
     file = tmp_path / "results.json"
     outcomes = {"shown": 0, "refused": 0}
 
