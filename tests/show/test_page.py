@@ -16,7 +16,7 @@ from comparison.words import ENGLISH, speaking
 from tests.browser import Browser, needs_chromium
 from tests.fixtures import PROJECT
 from tests.pages import read_page, words_of
-from tests.reports import DDP, SINGLE, configuration, halved, report_of, runs, script
+from tests.reports import DDP, SINGLE, configuration, report_of, runs, script
 
 TRACED = "cifar10-vgg"  # has a timeline
 SHOWN = (  # of several kinds, including the widest table and the most findings
@@ -65,17 +65,18 @@ def test_a_page_is_one_file_with_all_results(name, committed):
 
 def test_the_alternative_text_of_a_figure_is_its_title(committed):
     _, file = committed("compare-synthetic")
-    curves, speed_up, memory = (image.get("alt") for image in read_page(file).iter("img"))
+    phases, curves, speed_up, memory = (image.get("alt") for image in read_page(file).iter("img"))
     assert speed_up.startswith("“one process, all cores” is 1.69 times as fast as “one device” lenet on ")
-    assert all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in (curves, speed_up, memory))
+    assert all(" lenet on synthetic-cifar10, global batch 128" in alt for alt in (phases, curves, speed_up, memory))
 
 
-def test_a_page_embeds_the_figures_that_it_does_not_draw(tmp_path):
+def test_a_page_embeds_all_figures_the_important_ones_first(tmp_path):
     for name in FIGURES:
         (tmp_path / name).with_suffix(".svg").write_text(f"<svg><title>{name} &amp;\n x</title></svg>")
     write_html(analyse(report_of(SINGLE, DDP)), tmp_path / "report.html", [tmp_path / name for name in FIGURES])
     embedded = re.findall(r'alt="(\S+) &amp; x"', (tmp_path / "report.html").read_text())
-    assert embedded == [name for name in FIGURES if name not in ("phases.png", "timeline.png")]
+    first = ["phases.png", "timeline.png"]
+    assert embedded == first + [name for name in FIGURES if name not in first]
 
 
 @pytest.fixture
@@ -87,11 +88,6 @@ def page_of(tmp_path):
         return read_page(tmp_path / "report.html")
 
     return page_of
-
-
-def test_an_exchange_without_a_phase_of_its_own_is_said_to_be_in_others(page_of):
-    for rows, said in (([SINGLE, halved("fsdp")], True), ([SINGLE], False)):
-        assert ("FSDP: exchange is in forward and backward" in words_of(page_of(*rows))) == said
 
 
 @pytest.mark.parametrize("milliseconds", [0.1, 20.0])
@@ -174,8 +170,7 @@ CONTRASTS = """(() => {
         if ([...part.childNodes].some(node => node.nodeType === 3 && node.textContent.trim()))
             check(part, getComputedStyle(part).color, ground(part), 4.5, seen++);
         const around = ground(part.parentElement), own = getComputedStyle(part);
-        if (part.matches("circle, rect, path")) check(part, own.fill, around, 3, seen++);
-        if (part.matches("i")) check(part, own.backgroundColor, around, 3, seen++);
+        if (part.matches("circle, rect")) check(part, own.fill, around, 3, seen++);
         if (part.matches(".answer, .warned")) check(part, own.borderLeftColor, around, 3, seen++);
     }
     return [seen, poor]; })()"""
@@ -223,7 +218,7 @@ ROW = ".answers tbody tr:nth-child(2)"
 @needs_chromium
 def test_a_row_is_highlighted_in_all_parts(committed, browser):
     browser.open(committed(TRACED)[1], 1400)
-    everywhere = [[part, "DDP ×2, gloo"] for part in ("answers", "times", "phases", "timeline")]
+    everywhere = [[part, "DDP ×2, gloo"] for part in ("answers", "times")]
     on, kept = (LINKED.replace("HOW", how) for how in ("on", "kept"))
     assert browser.ask(on) == browser.ask(kept) == []
     browser.hover(f"{ROW} td")
@@ -236,8 +231,8 @@ def test_a_row_is_highlighted_in_all_parts(committed, browser):
     browser.press("Tab")
     assert browser.ask(on) != everywhere and browser.ask(kept) == everywhere
     pressed = "[...document.querySelectorAll('[aria-pressed=true]')].map(one => one.innerText)"
-    assert browser.ask(pressed) == ["DDP ×2, gloo"] * 4
-    browser.click(".timeline .kept th button")
+    assert browser.ask(pressed) == ["DDP ×2, gloo"] * 2
+    browser.click(".times .kept th button")
     assert browser.ask(kept) == browser.ask(pressed) == [] and browser.errors == []
 
 
@@ -274,8 +269,7 @@ def test_every_raw_time_is_shown_to_pointer_touch_and_keyboard(committed, browse
 def test_a_screen_reader_gets_tables_and_headings(width, committed, browser):
     browser.open(committed(TRACED)[1], width)
     roles = browser.roles()
-    assert ("columnheader", "Result") in roles and roles.count(("rowheader", "DDP ×2, gloo")) == 4
-    assert any(role == "image" and name.startswith("data, transfer, forward, backward") for role, name in roles)
+    assert ("columnheader", "Result") in roles and roles.count(("rowheader", "DDP ×2, gloo")) == 2
     headings = [name for role, name in roles if role == "heading"]
     assert headings[0].startswith("vgg on cifar10") and "Seconds of every timed epoch" in headings[1]
     assert {"Verdict", "Figures", "Commands"} <= {*headings}
