@@ -19,7 +19,7 @@ from common.engine.memory import PeakMemory, memory_parts, with_memory_limit
 from common.engine.place import ParallelContext
 from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
-from common.engine.step import accumulate_gradients, refuse_single_images
+from common.engine.step import accumulate_gradients
 from common.engine.tensorboard import EpochLog
 from common.engine.timing import command_start, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
@@ -69,7 +69,6 @@ class _Run:
     """A run and its result so far. All ranks call each method together; only rank 0 prints and writes."""
 
     def __init__(self, context, train_step, optimizer, loaders, image_set, config, options):
-        refuse_single_images(context, config, options)
         self.context, self.place, self.optimizer, self.loaders = context, context.place, optimizer, loaders
         self.image_set, self.config = image_set, config
         if config.memory_limit:

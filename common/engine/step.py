@@ -9,12 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.engine.optimizer import Muon
-from common.engine.place import ParallelContext
-from common.errors import USAGE, SuiteError
 from common.models.build import Network
 from common.models.sharded import is_cut
 from common.settings.config import RunConfig
-from common.words import count
 
 
 def to_device(images: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -93,30 +90,6 @@ def _scale(parameters, factor):
     for parameter in parameters if factor != 1 else ():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
-
-
-def refuse_single_images(context: ParallelContext, config: RunConfig, options) -> None:
-    """Raise SuiteError (USAGE) if a step would compute an image alone, and the network does not train on a single one.
-
-    A process computes its share of a batch in accumulated parts, in micro-batches and on replicas.
-    """
-    ranks, micro_batches = context.sampler.num_replicas, getattr(options, "micro_batches", 1)
-    if context.network.fewest == 1 or config.eval_mode or (ranks > 1 and getattr(options, "sync_batchnorm", False)):
-        return
-    full, last = divmod(len(context.sampler), config.batch_size // ranks)
-    sizes = {"every batch": full and config.batch_size // ranks}
-    sizes["an epoch's last batch"] = 0 if config.max_steps and config.max_steps <= full else last
-    for batch, size in sizes.items():
-        rows = torch.empty(size)
-        parts = (part for half in _split(rows, config.accumulate) for part in _split(half, micro_batches))
-        if 1 not in (len(piece) for part in parts for piece in part.chunk(context.replicas)):
-            continue
-        what = f"{config.model} does not train on an image alone, of which BatchNorm may have one value per channel"
-        found = f"{batch} has {count(size, 'image')} per process, and one would be alone"
-        advice = f"give a larger {'--batch-size' if full else '--train-size'}, or fewer devices, micro-batches or parts"
-        if full and batch != "every batch":
-            advice = f"type --train-size {full * config.batch_size}, which leaves it out, or another --batch-size"
-        raise SuiteError(what, found, advice, USAGE)
 
 
 def _split(rows, parts):

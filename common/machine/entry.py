@@ -153,6 +153,10 @@ def explained(error: Exception) -> SuiteError:
     if "finished reduction in the prior iteration" in message:  # of DistributedDataParallel
         what, found = "the ranks wait for a gradient that never comes", "a weight takes no part in the loss"
         return SuiteError(what, found, "remove it from the network, or give it requires_grad=False", FAILED)
+    if "Expected more than 1 value per channel" in message:  # of BatchNorm; the warm-up has the smallest batches
+        what, found = "the network does not train on an image alone", "BatchNorm has one value per channel of it"
+        advice = "type another --batch-size or --train-size, or fewer devices, micro-batches or parts"
+        return SuiteError(what, found, advice, USAGE)
     if is_out_of_memory(error):
         return SuiteError(OUT_OF_MEMORY, message, "try a smaller --batch-size, or fewer --num-workers", FAILED)
     found = str(error) or "no message"

@@ -32,7 +32,6 @@ class Network(nn.Sequential):
     precision = "fp32"
     scaler: torch.amp.GradScaler = torch.amp.GradScaler("cpu", enabled=False)  # for fp16, whose gradients underflow
     recompute = False  # activation checkpointing of every block
-    fewest = 1  # images that it trains on at once: 2 if it fails with one, of which BatchNorm may have a single value
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if self.precision not in AUTOCAST:
@@ -121,7 +120,6 @@ def build_network(
             tensor.data = tensor.data.to(memory_format=torch.channels_last)
     if kind or image_shape[1:] not in ((28, 28), (32, 32)):
         _check_logits(network, name, image_shape, classes)
-        network.fewest = _fewest_images(network, name, image_shape)
     network.precision = precision
     return network.double() if precision == "fp64" else network
 
@@ -193,11 +191,11 @@ def _user_code(what, advice):
 
 
 @torch.no_grad()
-def _outputs(networks, name, image_shape, images=2):
-    """Return what each network makes of images of zeros. Raise SuiteError (USAGE) if one fails."""
+def _outputs(networks, name, image_shape):
+    """Return what each network makes of two images of zeros. Raise SuiteError (USAGE) if one fails."""
     what = f"--model {name} does not take images of shape {tuple(image_shape)}"
     with _user_code(what, "see --dataset and --image-size, or fix it"):
-        return [network(torch.zeros(images, *image_shape)) for network in networks]
+        return [network(torch.zeros(2, *image_shape)) for network in networks]
 
 
 def _check_logits(network, name, image_shape, classes):
@@ -213,14 +211,6 @@ def _check_logits(network, name, image_shape, classes):
             if name.startswith("torchvision:"):
                 advice = "choose another, e.g. torchvision:resnet50"
             raise SuiteError(what, f"two images gave {shape or type(logits).__name__}", advice, USAGE)
-
-
-def _fewest_images(network, name, image_shape):
-    """Return Network.fewest."""
-    with contextlib.suppress(SuiteError):
-        _outputs([copy.deepcopy(network).train()], name, image_shape, images=1)
-        return 1
-    return 2
 
 
 def refuse_uncut(model: nn.Sequential) -> None:

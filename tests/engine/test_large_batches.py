@@ -1,9 +1,6 @@
 """Options for large batches: gradient accumulation and recomputed activations."""
 
-import contextlib
-from argparse import Namespace
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.data import DistributedSampler
 
 from common.engine.run import _describe_batch
-from common.engine.step import accumulate_gradients, refuse_single_images
-from common.errors import SuiteError
+from common.engine.step import accumulate_gradients
+from common.errors import USAGE
+from common.machine.entry import explained
 from common.models.build import build_model, build_network
 from common.models.networks import BUILDERS
 from tests.fixtures import make_config
@@ -97,33 +95,11 @@ def test_slices_of_a_network_recompute():
     assert network[1:].recompute
 
 
-@pytest.mark.parametrize(
-    "images, ranks, values, micro_batches, replicas, words",
-    [
-        (129, 1, {}, 1, 1, "an epoch's last batch has 1 image per process, .*; type --train-size 128, which leaves"),
-        (131, 2, {}, 1, 1, "an epoch's last batch has 1 image per process, .*; type --train-size 128, which leaves"),
-        (131, 1, {"accumulate": 2}, 1, 1, "last batch has 3 images per process, .*; type --train-size 128, which"),
-        (131, 1, {}, 1, 2, "an epoch's last batch has 3 images per process, .*; type --train-size 128, which leaves"),
-        (128, 1, {"batch_size": 16, "accumulate": 4}, 4, 1, "every batch has 16 images .* a larger --batch-size"),
-        (3, 1, {}, 2, 1, "an epoch's last batch has 3 images per process, .*; give a larger --train-size, or fewer"),
-        (129, 2, {}, 1, 1, ""),
-        (129, 1, {"max_steps": 2}, 1, 1, ""),
-        (130, 1, {}, 1, 1, ""),
-        (129, 1, {"eval_mode": True}, 1, 1, ""),
-    ],
-)
-def test_an_image_alone_is_refused_where_batchnorm_would_fail(images, ranks, values, micro_batches, replicas, words):
-    network, whole = (build_network("vgg", (3, size, size), 0) for size in (8, 16))
-    assert (network.fewest, whole.fewest) == (2, 1)  # its last maps have 1 x 1 and 2 x 2 values
-    config = make_config(**{"batch_size": 64, **values})
-    sampler = DistributedSampler(range(images), ranks, 0, drop_last=True)
-    context = make_context(network, sampler=sampler, replicas=replicas)
-    options = Namespace(micro_batches=micro_batches)
-    refuse_single_images(replace(context, network=whole), config, options)
-    if ranks > 1:
-        refuse_single_images(context, config, Namespace(micro_batches=micro_batches, sync_batchnorm=True))
-    with pytest.raises(SuiteError, match=words) if words else contextlib.nullcontext():
-        refuse_single_images(context, config, options)
+def test_an_image_alone_is_explained_where_batchnorm_fails():
+    with pytest.raises(ValueError) as caught:
+        build_network("vgg", (3, 8, 8), 0)(torch.zeros(1, 3, 8, 8))
+    explanation = explained(caught.value)
+    assert explanation.exit_code == USAGE and "an image alone" in str(explanation)
 
 
 def test_a_batch_larger_than_the_data_set_is_told():
