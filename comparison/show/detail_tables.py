@@ -1,6 +1,5 @@
 """The tables in the details of a report."""
 
-import math
 import statistics
 
 from comparison.judge.analysis import WORTH, Analysis
@@ -15,8 +14,6 @@ from comparison.rows import SWEEPS, trials_of
 from comparison.show.sentences import in_seconds, longer, mebibytes, significant
 from comparison.show.tables import DASH, Rows, accuracy, cell, table, table_of
 from comparison.words import join, named, say
-
-MOST_EPOCHS = 1000  # in a table
 
 
 @table
@@ -236,34 +233,3 @@ def trial_table(analysis: Analysis) -> Rows:
                 "Peak (MiB)": trial.peak_bytes and mebibytes(trial.peak_bytes),
                 "Result": say("fits") if trial.fits else trial.status,
             }
-
-
-@table
-def epoch_table(report: Report) -> Rows:
-    """Every epoch or slice of every run, in the order in which the runs ended; no rows if they are over MOST_EPOCHS."""
-    if sum(len(outcome.result.epochs) for outcome in report.outcomes if outcome.result) > MOST_EPOCHS:
-        return
-    labels = {row.configuration.name: row.label for row in report.all_rows}
-    for outcome in report.outcomes:
-        for epoch in outcome.result.epochs if outcome.result else ():
-            yield {
-                "block": outcome.block,
-                "method": labels[outcome.configuration],
-                "slice" if report.only_scripts else "epoch": epoch.epoch,
-                "training (s)": in_seconds(epoch.train_seconds),
-                "training loss": _number(epoch.train_loss, ".4f"),
-                "test accuracy (%)": _number(100 * epoch.test_accuracy, ".2f"),
-                "": _remark(report, outcome, epoch),
-            }
-
-
-def _number(value, how):
-    return DASH if math.isnan(value) else format(value, how)
-
-
-def _remark(report, outcome, epoch):
-    if outcome.status != "ok":
-        return outcome.status
-    if outcome.block in report.set_aside:
-        return say("does not count")
-    return "" if epoch in outcome.result.timed_epochs else say("warm-up")

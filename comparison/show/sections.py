@@ -54,7 +54,6 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]
     settings = list(_settings(report))
-    every_epoch = say("Every slice, run by run" if report.only_scripts else "Every epoch, run by run")
     every: dict[str, list[tuple[str, Any]]] = {
         "Result": [
             *((TEXT, text) for text in remarks.resolution(analysis)),
@@ -92,7 +91,6 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Accuracy per class (%)": [(TABLE, classes or say("Not known for any row."))],
         "Settings": [(TABLE, lay_out(settings, ("setting", "value"), tablefmt, left=(0, 1)))],
         "Machine": [(TABLE, lay_out(machine, ("what", "found"), tablefmt, left=(0, 1)))],
-        every_epoch: [(TABLE, details.epoch_table(report, tablefmt) or say("In results.json."))],
         "Commands": [(CODE, "\n".join(outcome.command for outcome in report.outcomes))],
     }
     whole = {heading: [part for part in parts if part[1]] for heading, parts in every.items()}
