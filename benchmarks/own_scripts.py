@@ -25,10 +25,11 @@ from common.machine.entry import run_script
 from common.machine.environment import describe_environment
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import positive_float
+from common.settings.config import RunConfig
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.judge.steps import step_time
 from comparison.methods import Machine
-from comparison.plan.flags import SLICE, WARM_UP
+from comparison.plan.flags import SLICE
 from comparison.plan.plan import make_order
 from comparison.plan.scripts import parse_script, script_rows
 from comparison.record import FIRST_STAGE, Report
@@ -88,9 +89,9 @@ def compare(text: str, seed: int, budget: float) -> Comparison | None:
 
 def _compare(text, seed, budget, directory):
     (plain,), environment = script_rows([parse_script(text)], Machine(gpus=0, cores=2)), describe_environment()
-    settings = {**SETTINGS, "epochs": 1, "warmup": WARM_UP, "steps": SLICE, "seed": 1000 * seed}
+    settings = {**SETTINGS, "epochs": 1, "warmup": RunConfig.warmup, "steps": SLICE, "seed": 1000 * seed}
     settings |= {"margin": MARGIN, "budget": budget}
-    outcome = run_whole(ScriptRun(plain, 1, directory, None, Slices(WARM_UP, SLICE), environment))
+    outcome = run_whole(ScriptRun(plain, 1, directory, None, Slices(RunConfig.warmup, SLICE), environment))
     if outcome.result is None:
         raise SuiteError(f"{plain.label} cannot be measured", outcome.reason, "run it by itself", FAILED)
     alone, step = outcome.result, step_time(outcome.result)

@@ -22,8 +22,6 @@ from common.files.results import EpochRecord
 from common.machine.entry import pending_signal
 from common.settings.config import RunConfig
 
-WARM_UP = 10  # discarded steps before the first epoch
-
 
 def steps_of(loader, config: RunConfig) -> int:
     """Return the number of training steps per epoch."""
@@ -109,7 +107,7 @@ def warm_up(context: ParallelContext, train_step, optimizer, loader, config: Run
         context.place.after_batch()
 
     with torch.random.fork_rng(device for device in context.place.devices if device.type == "cuda"):
-        for number, (images, labels) in enumerate(itertools.islice(loader, min(WARM_UP, steps))):
+        for number, (images, labels) in enumerate(itertools.islice(loader, min(config.warmup, steps))):
             if last and number == 0:
                 step(images[:last], labels[:last])
             step(images, labels)

@@ -20,7 +20,7 @@ from comparison.record import ACCURACY_MARGIN, EQUAL_WITHIN
 from comparison.rows import Planned
 from comparison.words import LANGUAGES
 
-SLICE, WARM_UP = 0.5, 10  # of a script: seconds of a slice, untimed first steps
+SLICE = 0.5  # seconds of a script between two turns
 WITH_SCRIPTS = {  # flags allowed with --script without --methods
     *("script", "steps", "warmup", "repeats", "budget", "margin", "twin", "equal_within", "timeout", "resume", "seed"),
     *("output_dir", "keep", "lang", "verbose", "tensorboard", "dry_run", "device", "debug", "nproc", "against", "wait"),
@@ -150,7 +150,6 @@ FLAGS = {
         action="extend",
     ),
     "steps": Flag("steps, or seconds, between two turns of a --script (0.5s)", (slice_length, "N|TIME"), SLICE),
-    "warmup": Flag("first steps of a --script, not timed (10)", N, WARM_UP),
     "baseline": Flag("method that speed-ups are relative to (%(default)s)", (_baseline, "NAME"), BASELINE),
     "nproc": Flag("devices of parallel methods (all GPUs; 2 on a CPU)", N, nargs="+", plans=True),
     "nodes": Flag("nodes of a SLURM job, each with --nproc devices (1)", N, [1], "+", plans=True),
@@ -273,8 +272,8 @@ def _refuse_contradictions(parser, arguments):
         for name in typed:
             if name in about_methods:
                 parser.error(f"{_typed(name, arguments)} does not apply to a --script; leave it out")
-    elif unused := next((name for name in ("steps", "warmup") if name in typed), None):
-        parser.error(f"{_typed(unused, arguments)} needs a --script; give one, or leave it out")
+    elif "steps" in typed:
+        parser.error("--steps needs a --script; give one, or leave it out")
     if not arguments.fit_batch:
         return
     excluded = [option(name) for name in ("max_steps", "project", "against", "prove") if name in typed]

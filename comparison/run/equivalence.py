@@ -22,7 +22,7 @@ TOLERANCE_ROUNDED = 1e-3  # for methods that round on purpose: gradients in bf16
 PLAIN = {"compile": False, "cuda_graph": False, "recompute": False, "accumulate": 1}  # settings of the reference
 DETERMINISTIC = (
     "--eval-mode --no-augment --optimizer sgd --lr 0.01 --weight-decay 0 --schedule steps --label-smoothing 0 "
-    "--no-curves"
+    "--warmup 1 --no-curves"
 ).split()
 
 

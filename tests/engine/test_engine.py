@@ -76,9 +76,17 @@ def test_a_step_is_the_textbook_step(smoothing):
     assert part.loss_sum == pytest.approx(sum(losses))
 
 
-@pytest.mark.parametrize("max_steps, sizes", [(None, [12, 16, 16, 16, 12]), (4, [12, 16, 16, 16, 12]), (2, [16, 16])])
-def test_a_warm_up_computes_all_sizes_of_batches_and_changes_nothing(max_steps, sizes):
-    images, config = make_image_set(random=True), make_config(batch_size=16, max_steps=max_steps)  # 60 images
+@pytest.mark.parametrize(
+    "values, sizes",
+    [
+        ({}, [12, 16, 16, 16, 12]),
+        ({"max_steps": 4}, [12, 16, 16, 16, 12]),
+        ({"max_steps": 2}, [16, 16]),
+        ({"warmup": 2}, [12, 16, 16]),
+    ],
+)
+def test_a_warm_up_computes_all_sizes_of_batches_and_changes_nothing(values, sizes):
+    images, config = make_image_set(random=True), make_config(batch_size=16, **values)  # 60 images
     model = nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10), nn.Dropout())
     before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
     step, seen, gradients = make_step(model, config), [], []

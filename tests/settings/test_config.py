@@ -31,7 +31,7 @@ CHANGED = (  # a value other than the default
     | {"schedule": "one-cycle", "device": "cpu", "output": "o.json", "figure_dir": "f", "tensorboard": "t"}
     | {"save": "s", "checkpoint": "c", "resume": "c", "train_size": 96, "image_size": 32, "num_workers": 4}
     | {"lr": 0.5, "weight_decay": 0.25, "label_smoothing": 0.125, "epochs": 7, "seed": 5}
-    | {"target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "threads": 3, "profile": 2}
+    | {"target_accuracy": 0.75, "batch_size": 64, "max_steps": 9, "threads": 3, "profile": 2, "warmup": 4}
     | {"accumulate": 4, "lr_scaling": "sqrt"}
 )
 SCRIPTS = "data_parallel_train ddp_train fsdp_train model_parallel_train pipeline_train compare_parallel".split()
