@@ -22,7 +22,7 @@ from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.launch import ask
 from comparison.run.machine import describe, manual_commands
 
-LONG = 1800.0  # seconds; for a longer comparison, suggest a command with STEPS steps per epoch
+LONG = 1800.0  # seconds; for a longer comparison, or over its budget, suggest one with STEPS steps per epoch
 STEPS = 100
 SCRIPT_SECONDS = 10.0  # guess of a script's run time, until one has ended
 CHECK_SHARE = 0.1  # largest share of the comparison's time for a check of the maths that was not asked for
@@ -144,7 +144,8 @@ def _shorter(report):
 
     whole_trainings = report.settings["target_accuracy"] is not None or report.fitted
     expected, few = seconds(), {"epochs": min(2, report.settings["epochs"]), "max_steps": STEPS}
-    if whole_trainings or report.outcomes or expected <= LONG or seconds(**few) > expected / 2:
+    limit = report.settings["budget"] or LONG
+    if whole_trainings or report.outcomes or expected <= limit or seconds(**few) > expected / 2:
         return []
     typed = [word for word in shlex.split(report.command) if word.replace("_", "-") not in ("--dry-run", "--resume")]
     command = shlex.join([*typed, *type_flags(few)])

@@ -47,6 +47,7 @@ def test_estimate_of_the_time_left():
         ({"epochs": 200}, 3, True),  # 9 runs: 2 s of start-up, 100 images in 60 ms
         ({"epochs": 200, "max_steps": 10}, 3, False),  # 18 min
         ({"epochs": 1}, 3, False),
+        ({"epochs": 5, "budget": 300.0}, 3, True),  # 27 min
         ({"epochs": 2}, 3_000_000, False),  # fewer steps do not shorten that
         ({"epochs": 200, "target_accuracy": 0.9}, 3, False),
         ({"epochs": 200, "fit_batch": True}, 3, False),
