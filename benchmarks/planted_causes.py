@@ -31,6 +31,7 @@ from common.files.probe import Probe
 from common.machine.entry import run_script
 from common.machine.lifetime import temporary_directory
 from common.settings.arguments import one_of
+from common.settings.config import RunConfig
 from comparison.judge.analysis import analyse
 from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import Excess
@@ -128,7 +129,7 @@ def slowed(
 
 def delayed_share(share: float) -> float:
     """Return the share of timed steps that PLANT_SHARE delays on rank 0: see seconds_in() in benchmarks/plants."""
-    timed = range(EPOCH_STEPS, EPOCHS * EPOCH_STEPS)
+    timed = range(RunConfig.warmup, RunConfig.warmup + EPOCHS * EPOCH_STEPS)
     return sum(random.Random(1000 * step).random() < share for step in timed) / len(timed)
 
 
@@ -153,7 +154,7 @@ PLANTS = {
         *("update", GROWTH, "update", "growing"),
         how="GROWS=1",
         epochs=LONGER,
-        size=1000 * GROWTH * EPOCH_STEPS * (LONGER + 1) / 2,
+        size=1000 * GROWTH * EPOCH_STEPS * LONGER / 2,
     ),
     "straggler": slowed("forward", 0.006, "forward of rank 1", *WAITING, how="RANK=1", method="ddp"),
     "slow loader of a rank": slowed("loader", 0.006, "data of rank 0", *WAITING, how="RANK=0", method="ddp"),

@@ -82,6 +82,7 @@ class SlowBatches:
 
     def __init__(self, loader, delay):
         self.loader, self.delay, self.steps = loader, delay, itertools.count()
+        self.batch_size = loader.batch_size
 
     def __len__(self):
         return len(self.loader)
