@@ -45,7 +45,7 @@ from comparison.run.forecast import run_probe
 from comparison.run.turns import Run, take_turns
 
 BATCH, EPOCH_STEPS, EPOCHS, LONGER = 64, 50, 4, 9
-TEST_BATCHES = 4
+TEST_BATCHES = 16  # of an evaluation
 BLOCKS = 4
 WITHIN = 0.15  # allowed relative error of a size
 GROWTH = 0.00004  # seconds added to each step of "growing slowness"
