@@ -122,7 +122,7 @@ def test_samples_are_counted_in_lists_too():
 
 def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_torch(tmp_path):
     observer = observer_in(tmp_path)
-    optimizers = [torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1) for _ in range(161)]
+    optimizers = [torch.optim.SGD([torch.zeros(2, requires_grad=True)], 0.1) for _ in range(16)]
     for _ in range(5):
         observer.backward(lambda: None)
         for optimizer in optimizers:
@@ -130,10 +130,10 @@ def test_an_optimizer_for_each_parameter_is_one_step_and_may_run_in_a_thread_of_
             thread.start()
             thread.join()
     assert len(observer.ends) == 4 and observer.thread == threading.get_ident()
-    assert (observer.about["optimizers"], observer.about["parameters"]) == (161, 322)
-    for _ in range(100 * 161):  # those before the first optimizer is given up would be one step
+    assert (observer.about["optimizers"], observer.about["parameters"]) == (16, 32)
+    for _ in range(100 * 16):  # those before the first optimizer is given up would be one step
         observer.after_update(optimizers[1], (), {})
-    assert len(observer.ends) == 159
+    assert len(observer.ends) == 14
     observer.recording = False  # or it writes the slice when this process ends
 
 
