@@ -17,7 +17,7 @@ from comparison.show import figures as figures_module
 from comparison.show.figures import find_font
 from comparison.show.report import present
 from comparison.show.sections import LIST, sections
-from comparison.show.sentences import NOUNS, significant
+from comparison.show.sentences import NOUNS, milliseconds, significant
 from comparison.show.terminal import terminal_text
 from comparison.words import (
     LANGUAGES,
@@ -171,3 +171,8 @@ def test_a_missing_font_is_an_error_before_anything_runs(monkeypatch):
 )
 def test_significant_digits_are_those_of_the_rounded_number(value, text):
     assert significant(value) == text
+
+
+@pytest.mark.parametrize("value, text", [(0.0, "0.0"), (0.456, "0.46"), (0.996, "1.00"), (1.0, "1.0"), (12.34, "12.3")])
+def test_milliseconds_below_one_have_two_decimals(value, text):
+    assert milliseconds(value) == text
