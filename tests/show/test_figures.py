@@ -531,4 +531,5 @@ def test_a_curve_needs_a_row_with_several_epochs():
 def test_a_phase_of_less_than_a_hundredth_of_a_step_has_no_panel(share, shown):
     waits = 100 * share / (1 - share)
     rows = [(configuration(f"ddp-{data}"), runs(phases=(data, 0.0, 40.0, 60.0, 0.0))) for data in (0.0, waits)]
+    rows.append((configuration(), runs(seconds=(0.01,), phases=(0.0, 0.0, 0.4, 0.6, 0.0))))
     assert ("data" in plots.phases_shown(analyse(report_of(*rows)))) == shown
