@@ -39,7 +39,6 @@ FLAGS = [
     (STAGES, "found neither torchrun, nor srun, nor --spawn"),
     ("model_parallel_train.py --micro-batches 49", "--micro-batches 49, --batch-size 48"),
     ("model_parallel_train.py --micro-batches 4 --accumulate 16", "-batches 4, --batch-size 48, --accumulate 16; give"),
-    (f"{SINGLE} --model vgg --image-size 8 --train-size 49", "last batch has 1 image per process, and one would be"),
     ("model_parallel_train.py --split-at conv9", "found 'conv9'; choose from conv2, full1, full2, head"),
     (f"{DDP} --spawn 2 --no-sync --checkpoint file", "leave out --checkpoint"),
     (f"{DDP} --spawn 2 --zero --checkpoint file", "leave --zero out, or use fsdp_train.py"),
@@ -92,6 +91,7 @@ def test_a_bad_command_is_refused(command, words, started, refused, monkeypatch)
     [
         (f"{DDP} --spawn 2 --batch-size 49", USAGE, "--batch-size is a total and must divide by the numb", ""),
         (f"{COMPARE} --device gpu", MACHINE, "--device gpu needs a GPU", ""),
+        (f"{SINGLE} --model vgg --image-size 8 --train-size 49", USAGE, "does not train on an image alone", ""),
         (f"{SINGLE} --use-parallel --device gpu", MACHINE, PARALLEL, ""),
         (f"{SINGLE} --device gpu", MACHINE, "sees no GPU, CUDA_VISIBLE_DEVICES=99; type --device cpu", "99"),
     ],
