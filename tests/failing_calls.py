@@ -191,7 +191,8 @@ def go_through(
         calls, wrong, attempts = attempt(program, place).calls[::step], [], 0
         for number, call in enumerate(calls):
             error = ERRORS[call.kind][number % len(ERRORS[call.kind])]
-            shutil.rmtree(place)
+            while place.exists():  # processes of the attempt before may still be ending, and write
+                shutil.rmtree(place, ignore_errors=True)
             shutil.copytree(kept, place)
             ended = attempt(program, place, call, error)
             failed = next((own for own in ended.calls if (own.rank, own.number) == (call.rank, call.number)), None)
