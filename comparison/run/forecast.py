@@ -19,11 +19,13 @@ from comparison.plan.plan import type_flags
 from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.run.equivalence import STEPS as CHECK_STEPS
+from comparison.run.forked import seconds_saved
 from comparison.run.launch import ask
 from comparison.run.machine import describe, manual_commands
 
 LONG = 1800.0  # seconds; for a longer comparison, or over its budget, suggest one with STEPS steps per epoch
 STEPS = 100
+LEAST_PACE = 0.2  # of forks, if the start of a template takes most of a guess
 SCRIPT_SECONDS = 10.0  # guess of a script's run time, until one has ended
 CHECK_SHARE = 0.1  # largest share of the comparison's time for a check of the maths that was not asked for
 
@@ -125,11 +127,19 @@ def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...],
     return sum(statistics.mean(seen[name]) if name in seen else correction * guesses[name] for _, name in left)
 
 
+def pace_of_forks(report: Report, guesses: dict[str, float]) -> float:
+    """Return how long the runs left take, relative to the guesses, which count the start of a template in each."""
+    forked = sum(not row.is_script for row in report.plan for _, name in report.left if row.name == name)
+    guessed = sum(guesses[name] for _, name in report.left)
+    return max(LEAST_PACE, 1 - seconds_saved() * forked / guessed) if guessed else 1.0
+
+
 def describe_time_left(report: Report) -> list[str]:
     """Return sentences about the time left, and a faster command if that is long."""
     runs = f"for the {count(len(report.left), 'run')} planned so far"
     until = runs if report.settings["budget"] else "from here on"
-    seconds = seconds_left(report.left, report.outcomes, guesses_of(report))
+    guesses = guesses_of(report)
+    seconds = pace_of_forks(report, guesses) * seconds_left(report.left, report.outcomes, guesses)
     guess = "a guess" if report.only_scripts else "a guess from the time of a training step"
     about = f"About {duration(seconds)} {until} ({guess}; every run corrects it)"
     return [about, *_shorter(report)]

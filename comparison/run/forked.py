@@ -174,6 +174,11 @@ def prepare(commands: Iterable[Sequence[str]], wait: bool = True) -> None:
             current.wait()
 
 
+def seconds_saved() -> float:
+    """Return how much sooner a fork starts than a new process: as long as its template took. 0 without one."""
+    return templates[False]._seconds if False in templates else 0.0
+
+
 def close_templates() -> None:
     """End all templates, so that the next forks come from new ones, which measure the start-up again."""
     while templates:

@@ -25,6 +25,7 @@ from comparison.run.forecast import (
     describe_time_left,
     guesses_of,
     loader_warnings,
+    pace_of_forks,
     run_probe,
     runnable_rows,
     seconds_left,
@@ -162,7 +163,7 @@ def _run_blocks(report, output):
     if budget:
         print(expectation(report, budget, sum(guesses[name] for block, name in report.order if block == 1)), flush=True)
     used, longest = spent(report)
-    pace = 1.0
+    pace = pace_of_forks(report, guesses)
     while report.left:
         block, start, before = report.left[0][0], time.perf_counter(), len(report.outcomes)
         if not report.cut_steps:

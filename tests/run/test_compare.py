@@ -13,13 +13,13 @@ from common.files.results import write_result
 from common.words import duration, percent
 from comparison.judge.analysis import analyse
 from comparison.results_file import read_results
-from comparison.run import turns
+from comparison.run import forecast, turns
 from comparison.run.forecast import checks_maths, describe_time_left, guesses_of, loader_warnings, seconds_left
 from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_guesses
 from tests.fixtures import PROJECT, child, child_environment, misfits
-from tests.reports import configuration, make_result, markdown_of, report_of, runs
+from tests.reports import configuration, make_result, markdown_of, report_of, runs, script
 
 pytestmark = pytest.mark.process
 
@@ -39,6 +39,16 @@ def test_estimate_of_the_time_left():
     assert seconds_left(order[1:], done, guesses) == pytest.approx(4.5 * 8 + 9)
     assert [duration(seconds) for seconds in (40.2, 600, 9000)] == ["40 s", "10 min", "2.5 h"]
     assert [percent(share) for share in (0.0123, 0.25, 1.12)] == ["1.2%", "25%", "110%"]
+
+
+@pytest.mark.parametrize("saved, pace", [(0.0, 1.0), (1.5, 0.5), (3.0, 0.2)])
+def test_the_time_left_does_not_count_the_start_of_a_template_in_each_fork(saved, pace, monkeypatch):
+    rows = (configuration(), runs(seconds=(1.0,))), (configuration("ddp"), runs("ddp", (1.0,))), script("mine", 20.0)
+    report = replace(report_of(*rows), outcomes=())
+    left = {name: sum(name == own for _, own in report.left) for name in ("single", "ddp")}
+    monkeypatch.setattr(forecast, "seconds_saved", lambda: saved)
+    guesses = {"single": 2.0, "ddp": 4.0, "script-mine": 0.0}
+    assert left["single"] == left["ddp"] > 0 and forecast.pace_of_forks(report, guesses) == pytest.approx(pace)
 
 
 @pytest.mark.parametrize(
