@@ -12,7 +12,7 @@ import numpy as np
 from comparison.judge.statistics import CONFIDENCE, EQUAL_WITHIN, Array, Ratio, dunnett_quantile, t_quantile
 
 SHARED_FREEDOM = 0.5  # observations that the mean variance counts as: see _Fit.variances
-PAIRED_SHARE = 0.1  # of the error, for the interval from the differences of two columns alone
+PAIRED_SHARE = 0.05  # of the error, for the interval from the differences of two columns alone
 WIDEST = math.log(1000)  # an interval's half width, in logarithms, that is as good as none
 ROUNDING = 1e-9  # smaller singular values count as zero
 RESAMPLES, NORMAL_SAMPLES = 999, 9999  # of a self-test
@@ -134,7 +134,7 @@ def _narrower(
 ) -> tuple[float, float]:
     """Return the interval, or Student's of the blocks' differences if that is narrower, as beside a very noisy row.
 
-    It errs with a tenth of the probability (Bonferroni), so that both together err hardly more often than one.
+    It errs with PAIRED_SHARE of the probability (Bonferroni), so that both together err hardly more often than one.
     """
     common = differences[np.isfinite(differences)]
     error = PAIRED_SHARE * (1 - confidence) / comparisons

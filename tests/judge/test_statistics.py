@@ -116,7 +116,7 @@ def test_two_steady_columns_beside_a_very_noisy_one_are_compared_by_a_paired_t_t
     random = np.random.default_rng(1)
     logs = random.normal(0, 0.2, (4, 1)) + random.normal(0, 1, (4, 3)) * [0.01, 0.01, 1.0]
     found, _ = ratios(np.exp(logs), 0, [1, 2])
-    alone = stats.ttest_rel(logs[:, 0], logs[:, 1]).confidence_interval(1 - 0.1 * 0.05 / 2)
+    alone = stats.ttest_rel(logs[:, 0], logs[:, 1]).confidence_interval(1 - 0.05 * 0.05 / 2)
     assert bounds(found)[1:] == pytest.approx(alone)
     assert math.log(found.high / found.low) < 0.2
 
