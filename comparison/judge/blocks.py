@@ -140,7 +140,7 @@ def _narrower(
     error = PAIRED_SHARE * (1 - confidence) / comparisons
     mean, deviation = float(common.mean()), float(common.std(ddof=1))
     margin = t_quantile(len(common) - 1, 1 - error) * deviation / math.sqrt(len(common))
-    if margin >= math.log(high / low) / 2 or not deviation:
+    if len(common) < 3 or margin >= math.log(high / low) / 2 or not deviation:
         return low, high
     return math.exp(min(centre, mean - margin)), math.exp(max(centre, mean + margin))
 
