@@ -146,7 +146,7 @@ class RunConfig:
         128, "images per optimizer step, in total over all devices (128)", N, equal=False, own=True, several=True
     )
     max_steps: int | None = trains(None, "end every epoch after N steps", N)
-    warmup: int = flag(10, "discarded steps before the first epoch, or not timed of a --script (%(default)s)", N)
+    warmup: int = flag(10, "steps to discard before the first epoch; of a --script, steps not to time (%(default)s)", N)
     eval_mode: bool = trains(False, "train without dropout, and with BatchNorm's stored statistics", shared=False)
     seed: int = trains(42, "seed of initial weights, order and augmentation (%(default)s)", COUNT)
     device: str = flag(

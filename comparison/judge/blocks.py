@@ -134,7 +134,8 @@ def _narrower(
 ) -> tuple[float, float]:
     """Return the interval, or Student's of the blocks' differences if that is narrower, as beside a very noisy row.
 
-    It errs with PAIRED_SHARE of the probability (Bonferroni), so that both together err hardly more often than one.
+    That one needs three blocks, and errs with PAIRED_SHARE of the probability (Bonferroni), so that both together err
+    hardly more often than one.
     """
     common = differences[np.isfinite(differences)]
     error = PAIRED_SHARE * (1 - confidence) / comparisons

@@ -28,9 +28,8 @@ SAFE = " !$)*,/:;=?@"  # characters that need no quoting in a data URL
 def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: Sequence[Proof] = ()) -> None:
     """Write report.html. figures: PNG files; the SVG files with the same names are embedded."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["in_seconds"] = sentences.in_seconds
-    filters = {"render": render, "embed": _embed, "scoped": _scoped, "whole": _whole, "shown_by": shown_by}
-    environment.filters |= {**filters, "prose": _prose}
+    environment.filters |= {"render": render, "in_seconds": sentences.in_seconds, "prose": _prose, "whole": _whole}
+    environment.filters |= {"embed": _embed, "scoped": _scoped, "shown_by": shown_by}
     warned, others = warnings(analysis), [figure for figure in figures if figure.name not in OPEN]
     limits = map(sentences.finding_sentence, analysis.projection.stops)
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
