@@ -92,6 +92,8 @@ def schema(kind: type) -> dict:
             part["additionalProperties"] = name == "Settings"
         else:
             part |= {"required": [*part["properties"]], "additionalProperties": False}
+            for value in part["properties"].values():
+                value.pop("default", None)  # which defaults are written depends on msgspec's version
     for name, phase in PHASES.items():
         made["$defs"]["PhaseTimes"]["properties"][name]["description"] = phase.meaning
     flags = msgspec.json.schema(RunConfig)["$defs"]["RunConfig"]["properties"]
