@@ -108,7 +108,9 @@ TRAINER = {
 }
 
 
-@pytest.mark.parametrize("file, told", [("pytorchjob.yaml", OPERATOR), ("trainjob.yaml", TRAINER)])
+@pytest.mark.parametrize(
+    "file, told", [pytest.param("pytorchjob.yaml", OPERATOR, marks=pytest.mark.slow), ("trainjob.yaml", TRAINER)]
+)
 def test_the_command_of_a_kubernetes_example_trains(file, told, project, data_root, tmp_path, free_port):
     command = re.search(r"command: \[(.*)\]", (PROJECT / "cluster" / file).read_text())[1]
     for there, here in {"/shared/data": data_root, "/shared": tmp_path, "/app/": ""}.items():

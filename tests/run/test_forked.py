@@ -44,7 +44,7 @@ def trained(directory, name, *words):
     return json.loads(output.read_text())
 
 
-SCRIPTS = [("data_parallel_train.py",), ("ddp_train.py", "--spawn", "2")]
+SCRIPTS = [pytest.param(("data_parallel_train.py",), marks=pytest.mark.slow), ("ddp_train.py", "--spawn", "2")]
 
 
 @pytest.mark.parametrize("words", SCRIPTS, ids=" ".join)

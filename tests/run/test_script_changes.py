@@ -63,7 +63,7 @@ PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "
     [
         ("", {}),
         ("workers", {"workers": 2}),
-        ("channels", {"channels last": [True, True]}),
+        pytest.param("channels", {"channels last": [True, True]}, marks=pytest.mark.slow),
         ("bf16", {"channels last": [True, True], "autocast": True}),
     ],
 )

@@ -71,7 +71,10 @@ def named_at_length(made):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-@pytest.mark.parametrize("panels, language", [(1, "en"), (2, "zh"), (4, "en"), (4, "zh")])
+@pytest.mark.parametrize(
+    "panels, language",
+    [(1, "en"), (2, "zh"), *(pytest.param(4, language, marks=pytest.mark.slow) for language in ("en", "zh"))],
+)
 @pytest.mark.parametrize("kind", ["map", "sweep", "fit", "names"])
 def test_every_text_lies_inside_its_figure(kind, panels, language, monkeypatch, tmp_path):
     shown = {}
