@@ -13,7 +13,7 @@ demo: .venv/installed
 
 test: .venv/installed-dev
 	.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
-	.venv/bin/python -m pytest -n 2 -m "not slow and not fault"
+	.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow and not fault"
 
 # Tests of what a comparison plans, concludes and shows, in half a minute. They do not import torch.
 test-report: .venv/installed-dev

@@ -48,6 +48,7 @@ def test_a_copy_that_arrives_changed_is_an_error(small, monkeypatch):
         fabric.microseconds(fabric.HOST, fabric.HOST, LONG)
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_all_reduces_of_two_ranks(monkeypatch):
     found = fabric.all_reduces([fabric.HOST, fabric.HOST])

@@ -32,6 +32,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.slow
 def test_an_all_reduce_takes_four_delays_and_the_time_of_its_bytes():
     """The projection assumes 4 consecutive messages between 2 ranks, as gloo sends each part in two."""
     with network.machines(2, gbps=0.1, milliseconds=5.0) as two:

@@ -80,6 +80,7 @@ for _ in range(6):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="forks are made on Linux only")
 def test_forks_allocate_at_different_places(project):
     def places(how):

@@ -67,6 +67,7 @@ def test_threads_stay_within_openmps_limit(limit, threads, expected, monkeypatch
             process.threads_of(make_config(threads=4), 1)
 
 
+@pytest.mark.slow
 def test_a_convolution_with_fewer_threads_than_cores_does_not_hang(train):
     command = "data_parallel_train.py --model vgg --dataset synthetic-cifar10 --max-steps 1 --train-size 48"
     assert train(command, environment={"OMP_THREAD_LIMIT": "1"})[0]["threads_per_process"] == 1

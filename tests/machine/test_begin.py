@@ -29,6 +29,7 @@ assert state() == before and len(modules) > 40, (before, state())
 """
 
 
+@pytest.mark.slow
 def test_importing_common_has_no_side_effects(project):
     done = project("-c", IMPORTED, tiny=False)
     assert (done.returncode, done.stderr) == (0, "")

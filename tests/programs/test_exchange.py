@@ -34,13 +34,14 @@ distributed.all_reduce = all_reduce
 """  # a sitecustomize.py
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, limit, found",
     [
-        pytest.param("import time; time.sleep(1000)", 40, "not ended after 40 s", marks=pytest.mark.slow),
+        ("import time; time.sleep(1000)", 40, "not ended after 40 s"),
         ("tensor[7] += 1 + distributed.get_rank()", 90, "RuntimeError: 1 of 256 sums are wrong on cpu"),
-        pytest.param("raise RuntimeError('NCCL:' + chr(10) + 'no room')", 90, "no room", marks=pytest.mark.slow),
-        pytest.param("os.abort()", 90, r"process \d terminated with signal SIGABRT", marks=pytest.mark.slow),
+        ("raise RuntimeError('NCCL:' + chr(10) + 'no room')", 90, "no room"),
+        ("os.abort()", 90, r"process \d terminated with signal SIGABRT"),
     ],
     ids=["hangs", "wrong sum", "error", "crash"],
 )

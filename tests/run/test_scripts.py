@@ -224,6 +224,7 @@ def test_the_late_rank_is_identified(tmp_path, one_slice):
     assert second.phases.rest >= 55 and second.phases.backward >= 15
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_another_training_is_only_observed_there(tmp_path, one_slice):
     outcome = train("starts another", tmp_path, slices=Slices(2, 3))
     assert outcome.status == "ok" and outcome.result.timed_epochs[0].steps == 3

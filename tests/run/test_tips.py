@@ -210,6 +210,7 @@ def test_huge_pages_are_an_option_if_linux_gives_them_on_request(linux, typed, a
     assert options._can_ask_for_huge_pages() == asked
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_training_script_is_observed_in_turns(data_root, tmp_path):
     typed = small("data_parallel_train.py", data_root, "--loader", "resident", "--threads", "1", "--device", "cpu")
