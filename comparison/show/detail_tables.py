@@ -2,6 +2,7 @@
 
 import statistics
 
+from common.errors import MACHINE, USAGE
 from comparison.judge.analysis import WORTH, Analysis
 from comparison.judge.fairness import EFFECTIVE, all_settings, effective
 from comparison.judge.ranks import hidden_share
@@ -54,6 +55,8 @@ def tip_rows(analysis: Analysis) -> Rows:
 def _tip_result(tip):
     if tip.row.configuration.skip:
         return say("skipped: {why}", why=named(tip.row.configuration.skip))
+    if tip.row.troubles and tip.row.troubles[0].exit_code in (USAGE, MACHINE):
+        return say("refused: {why}", why=tip.row.troubles[0].reason)
     if tip.row.troubles and not tip.row.results:
         return say("{trouble}: {why}", trouble=tip.row.troubles[0].status, why=tip.row.troubles[0].reason)
     if tip.ratio and tip.ratio.low is None and tip.speed < WORTH:

@@ -79,7 +79,8 @@ def show(analysis: Analysis, directory: Path, language: str = ENGLISH, verbose: 
         text = terminal_text(analysis, proofs, terminal_columns(), directory / "report.html", verbose)
         print(f"\n{printable(text)}", flush=True)
         write_csv(analysis, directory / "results.csv")
-        write_text(main_table(analysis, "latex_booktabs") + "\n", directory / "results.tex")
+        table = main_table(analysis, "latex_booktabs").replace("Δ", r"$\Delta$")  # which pdfLaTeX does not know
+        write_text(table + "\n", directory / "results.tex")
         drawn = figures.draw_all(analysis, directory)  # slow, so after the files above in case of an interrupt
         write_markdown(analysis, directory / "report.md", drawn, proofs)
         write_html(analysis, directory / "report.html", drawn, proofs)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.errors import MACHINE
 from comparison.judge.analysis import analyse, best_tip, find_tips
 from comparison.judge.statistics import Ratio
 from comparison.outcomes import Outcome
@@ -50,7 +51,7 @@ def launch(monkeypatch, tmp_path):
             speed = math.prod(speeds[name] for name in names)
             result = None if failed else make_result(seconds=[2.0 / speed * NOISE[(block + len(names)) % 4]] * 4)
             status, why = failed or ("ok", "")
-            return Outcome(row.name, block, status, why, "typed", "log", int(bool(failed)), seconds, foreign, result)
+            return Outcome(row.name, block, status, why, "typed", "log", MACHINE if failed else 0, seconds, foreign, result)
 
         def take_turns(launched, seed):
             blocks.append([options.options_of(run.configuration) for run in launched])
@@ -126,7 +127,7 @@ def test_failed_and_useless_options_are_not_launched_again(launch):
     tried, blocks = launch(compared(), speeds={**SPEEDS, "huge pages": 1.02}, broken=refused)
     assert len(blocks) == 1 and best_tip(find_tips(tried)) is None
     shown = {row["Option"]: row for row in tip_rows(replace(analyse(compared()), tips=find_tips(tried)))}
-    assert shown["bf16"]["Result"] == "failed: bf16 is slower here" and shown["bf16"]["Times as fast [95%]"] is None
+    assert shown["bf16"]["Result"] == "refused: bf16 is slower here" and shown["bf16"]["Times as fast [95%]"] is None
     assert shown["huge pages"]["Result"] == "no gain in its first launch"
     tried, _ = launch(compared(), broken={"": ("failed", "no kernel")})  # nothing to compare with
     assert not any(tip.ratio for tip in find_tips(tried))
