@@ -1,6 +1,6 @@
 """Ratios and differences with confidence intervals, and the critical values behind the intervals.
 
-The critical values of Student, Dunnett, and O'Brien and Fleming are computed by quadrature, so scipy is not required.
+The critical values are computed here, so scipy is not required.
 """
 
 import functools
@@ -19,6 +19,7 @@ from comparison.words import say
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
+SPENDING = 1.5  # see look_confidence()
 LEAST_ERROR = 1e-6  # the error that even the earliest look may spend
 PATHS, RARE = 200_000, 50  # see look_confidence()
 FASTER, SLOWER, EQUAL, UNDECIDED = say("faster"), say("slower"), say("practically equal"), say("undecided")
@@ -97,18 +98,17 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], columns: 
     """Return the confidence to use at the last of several looks at the data, so that all looks together have 95%.
 
     blocks: the number of blocks at each look, increasing. spent: the share of the whole time used by each look, up to
-    1. It determines how much of the error each look may spend, little at first, after P. C. O'Brien and T. R. Fleming
-    (Biometrics 35, 1979), for looks at any time (K. K. G. Lan and D. L. DeMets, Biometrika 70, 1983). columns: rows
-    that the noise is estimated from. Student's t of a growing sample crosses boundaries more often than the Brownian
-    motion of textbooks, so the boundaries come from PATHS simulated ones; where fewer than RARE of them would cross,
-    the look spends its error as if it were the only one.
+    1. Its power SPENDING is the share of the error that may be spent by then (K. Kim and D. L. DeMets, Biometrika 74,
+    1987). A higher power, or O'Brien and Fleming's function, takes up to twice as many blocks to decide, as Student's
+    quantiles for a small error are very large after a few blocks; a lower one finds fewer small differences.
+    columns: rows that the noise is estimated from. Student's t of a growing sample crosses boundaries more often than
+    the Brownian motion of textbooks, so the boundaries come from PATHS simulated ones; where fewer than RARE of them
+    would cross, the look spends its error as if it were the only one.
     """
-    random, edge = np.random.default_rng(0), statistics.NormalDist().inv_cdf((3 + CONFIDENCE) / 4)
+    random, errors = np.random.default_rng(0), [0.0]
     sums, squares, before, confidence = np.zeros(PATHS), np.zeros(PATHS), 0, CONFIDENCE
-    errors = [0.0]
-    for share in spent:  # on each side 2 - 2 Φ(edge ÷ √share), which is half of the error at the end
-        cumulative = 4 - 4 * statistics.NormalDist().cdf(edge / math.sqrt(min(1.0, share)))
-        errors.append(max(errors[-1] + LEAST_ERROR, cumulative))
+    for share in spent:
+        errors.append(max(errors[-1] + LEAST_ERROR, (1 - CONFIDENCE) * min(1.0, share) ** SPENDING))
     for count, (earlier, error) in zip(blocks, pairwise(errors), strict=True):
         more, freedom = count - before, (columns - 1) * count - 1
         steps = math.sqrt(more) * random.standard_normal(len(sums))

@@ -181,13 +181,16 @@ def test_equal_times_have_a_narrow_interval():
         assert bounds(found) == pytest.approx(3 * [math.log(value)])
 
 
-def test_with_many_blocks_look_confidence_matches_published_boundaries():
-    # O'Brien and Fleming's spending function for five equally spaced looks, as in the package ldbounds
-    published = (4.8769, 3.3570, 2.6803, 2.2898, 2.0310)
-    for looks, edge in enumerate(published, start=1):
-        blocks = tuple(range(1000, 1000 * looks + 1, 1000))
-        found = look_confidence(blocks, tuple(block / 5000 for block in blocks), 2)
-        assert stats.norm.ppf((1 + found) / 2) == pytest.approx(edge, rel=0.01)
+def test_with_many_blocks_every_look_spends_its_share_of_the_error():
+    shares = np.arange(1, 6) / 5  # the means of five equally spaced looks have the correlation √(earlier ÷ later)
+    correlation = np.sqrt(np.minimum.outer(shares, shares) / np.maximum.outer(shares, shares))
+    edges = []
+    for looks in range(1, 6):
+        found = look_confidence(tuple(range(1000, 1000 * looks + 1, 1000)), tuple(shares[:looks]), 2)
+        edges.append(stats.norm.ppf((1 + found) / 2))
+        distribution = stats.multivariate_normal(cov=correlation[:looks, :looks], seed=1)
+        inside = distribution.cdf(edges, lower_limit=[-edge for edge in edges])
+        assert 1 - inside == pytest.approx(0.05 * shares[looks - 1] ** 1.5, rel=0.08)
     assert look_confidence((10,), (1.0,), 2) == pytest.approx(0.95, abs=1e-3)
     assert look_confidence((3, 4), (0.3, 1.2), 2) == look_confidence((3, 4), (0.3, 1.0), 2)
 

@@ -51,7 +51,9 @@ def launch(monkeypatch, tmp_path):
             speed = math.prod(speeds[name] for name in names)
             result = None if failed else make_result(seconds=[2.0 / speed * NOISE[(block + len(names)) % 4]] * 4)
             status, why = failed or ("ok", "")
-            return Outcome(row.name, block, status, why, "typed", "log", MACHINE if failed else 0, seconds, foreign, result)
+            return Outcome(
+                row.name, block, status, why, "typed", "log", MACHINE if failed else 0, seconds, foreign, result
+            )
 
         def take_turns(launched, seed):
             blocks.append([options.options_of(run.configuration) for run in launched])
