@@ -16,6 +16,7 @@ from comparison.record import TRACED_STEPS
 THROTTLED = 0.05  # of the training: stopped by a quota
 QUEUED = 0.25  # of a step: ready to run, without a core
 QUEUED_WITH_WORKERS = 0.15  # with more workers than cores; else ranks that exchange gradients reach it on a core each
+NOTICEABLE = 0.05  # of the machine, or of a core: other programs
 IDLE_THREADS = 0.25  # of the threads, while they compute
 IDLE_GPU = 0.3  # of a step, beyond waiting for data
 GROWTH = 0.05  # of an epoch, from the first timed one to the last
@@ -74,8 +75,11 @@ def _queued(case: Case) -> Iterator[Finding]:
         yield Finding("shared cores", values, "machine", "too many threads")
     else:
         advice = "other bindings"
-        if result.world_size > 1 and result.devices[0] == "cpu" and not case.row.configuration.is_script:
-            advice = "bound ranks" if result.config.get("bind") else "unbound ranks"
+        if case.row.foreign.share >= NOTICEABLE:
+            advice = "other programs"
+        elif result.world_size > 1 and result.devices[0] == "cpu":  # their exchange has threads of its own
+            may_bind = not (case.row.configuration.is_script or result.config.get("bind"))
+            advice = "unbound ranks" if may_bind else "exchanging threads"
         yield Finding("shared cores", {**values, "advice": Finding(advice)}, "machine")
 
 

@@ -210,7 +210,7 @@ def _steps(analysis: Analysis) -> Iterator[str]:
         for cause in entry.causes:
             advice = cause.values.get("advice")
             if cause.kind in ADVISED and not (isinstance(advice, Finding) and advice.kind in HOPELESS):
-                yield say("{row}: {words}", row=entry.label, words=finding_sentence(cause))
+                yield say("{row}: {words}", row=entry.label, words=finding_sentence(cause).small)
     if not (report.settings.get("prove") or report.only_scripts or report.fitted):
         causes = _causes_to_prove(analysis)
         for entry in parallel:

@@ -52,6 +52,7 @@ def terminal_text(
         below = [*findings, *limits, *(text for text in warned if text not in above), *faults(analysis)]
         table = "\n".join(_table(analysis, width, len(analysis.rows)))
         return "\n\n".join([*(fill(text, width) for text in above), table, *(fill(text, width) for text in below)])
+    findings = [text for text in findings if not any(render(text) in render(step) for step in following)]
     ending, _ = fitting(following, width, MOST_ADVICE)
     opening, beyond = fitting([title, *doubts(analysis)], width, MOST_OPENING)
     head, left_out = fitting(in_short(analysis), width, MOST_ADVICE - len(ending))

@@ -309,7 +309,7 @@ def test_waiting_for_late_ranks_is_separate_from_the_exchange():
         ({"environment": ENVIRONMENT}, "shared cores", "too many threads"),
         ({"threads_per_process": 3}, "shared cores", "too many threads"),
         ({}, "shared cores", "unbound ranks"),
-        ({"config": {**make_result().config, "bind": True}}, "shared cores", "bound ranks"),
+        ({"config": {**make_result().config, "bind": True}}, "shared cores", "exchanging threads"),
         ({"devices": ("cuda:0 (A)", "cuda:1 (A)")}, "shared cores", "other bindings"),
         ({"workers_per_process": 2}, "too many workers", "too many workers"),
     ],
@@ -334,6 +334,15 @@ def test_queueing_for_a_core_is_named(values, kind, way):
     assert on_two_nodes.values["cores"] == 2 * cause.values["cores"]
     enough = 0.15 if workers else 0.25
     assert [[*named(share)] for share in (enough - 0.01, enough + 0.01, None)] == [[], [kind], []]
+
+
+def test_other_programs_are_named_where_they_used_cores():
+    def advice(cores):
+        waits = ddp(*[rank(halves(), queued=0.45)] * 2)
+        return causes_of(single(), waits, foreign_cores={"ddp": cores})["shared cores"].values["advice"].kind
+
+    share = 0.05 * make_result().environment["cores"]
+    assert [advice(cores) for cores in (0.9 * share, 1.1 * share)] == ["unbound ranks", "other programs"]
 
 
 def test_idle_threads_are_named():

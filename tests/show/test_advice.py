@@ -215,7 +215,7 @@ NEXT = {  # situation → (report, part of the next step)
     "budget": (report_of(*TIED, budget=1200.0), "--repeats 12 (now 3) in place of --budget would"),
     "margin": (report_of(*TIED, budget=1200.0, margin=5.0), "(now 3) in place of --budget and --margin would"),
     "resident": (report_of(SINGLE, WAITING, probe={"resident_images_per_second": 50_000}), "--loader resident"),
-    "workers": (loads(4), "SINGLE: Waiting for data takes"),
+    "workers": (loads(4), "SINGLE: waiting for data takes"),
     "no core for workers": (loads(1), None),
     "a cause": (report_of(SINGLE, DDP), "add --prove to test whether “backward” is what slows “DDP” down"),
     "a small cause": (report_of(SINGLE, OUTSIDE), None),  # the backward pass has 3 of 20 ms

@@ -414,14 +414,16 @@ def queued(ranks, workers, cores, is_script):
     [
         (1, 2, 2, True, "1 thread and 2 loader workers share 2 cores; give its DataLoader fewer workers."),
         (2, 2, 2, False, "2 threads and 2 loader workers share 2 cores; use fewer --num-workers."),
-        (2, 0, 4, True, "(2 threads on 4 cores): look for other programs, or for something that binds"),
-        (2, 0, 4, False, "(2 threads on 4 cores): look for other programs, or add --bind"),
-        (1, 0, 1, True, "had no core (1 thread on 1 core): look for other programs"),
+        (2, 0, 4, True, "(2 threads on 4 cores): the threads that exchange gradients share these cores; exchange less"),
+        (2, 0, 4, False, "(2 threads on 4 cores): the threads that exchange gradients share these cores; add --bind"),
+        (1, 0, 1, True, "had no core (1 thread on 1 core): look for something that binds"),
     ],
 )
 def test_advice_about_cores_names_only_flags_that_the_row_has(ranks, workers, cores, is_script, said):
-    told = causes_told(queued(ranks, workers, cores, is_script))
+    report = queued(ranks, workers, cores, is_script)
+    told = causes_told(report)
     assert said in (told.get("too many workers") or told["shared cores"])
+    assert " ".join(terminal_text(analyse(report)).split()).count("had no core") <= 1  # as the next step
 
 
 def test_a_cuda_graph_is_no_advice_where_it_is_used_or_impossible():
