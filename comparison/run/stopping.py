@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 from common.words import count, duration, percent
 from comparison.judge.analysis import analyse
-from comparison.judge.statistics import resolution
+from comparison.judge.measures import confidence_of
+from comparison.judge.statistics import Ratio, resolution
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import make_order
 from comparison.record import Report
@@ -24,7 +26,7 @@ def expectation(report: Report, budget: float, block_seconds: float) -> str:
     difference = resolution(USUAL_NOISE, blocks, rows, max(1, rows - 1))
     if difference < math.inf:
         allowed += f"; at a noise of {USUAL_NOISE:.0%} they detect differences above about {percent(difference)}"
-    return f"{allowed}. It ends earlier if every row is decided."
+    return f"{allowed}. It ends earlier if every row is decided or can no longer be."
 
 
 def spent(report: Report) -> tuple[float, float]:
@@ -54,7 +56,8 @@ def look(report: Report, used: float, block_seconds: float) -> Report:
         return report
     looks = [look for look in report.looks if look[0] < blocks]  # a block in place of a disturbed one is no other look
     looked = replace(report, looks=(*looks, (blocks, min(1.0, max(share, used / budget)))))
-    if not report.left and used + _seconds_of(_next_rows(looked), looked, block_seconds) > budget:
+    rows = _next_rows(looked, used, block_seconds)
+    if not report.left and used + _seconds_of(rows, looked, block_seconds) > budget:
         return replace(report, looks=(*looks, (blocks, 1.0)))
     return looked
 
@@ -63,9 +66,9 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
     """Return the report with another block in its order, if one is needed and the budget allows it.
 
     Up to SPARE_BLOCKS blocks replace disturbed ones. With --margin, blocks are added until every interval is narrow
-    enough; otherwise while a ratio is undecided, and then only of the rows in undecided ratios.
+    enough; otherwise while a ratio is undecided and may be decided, and then only of the rows in such ratios.
     """
-    names = _next_rows(report)
+    names = _next_rows(report, used, block_seconds)
     if not names:
         return report
     budget = report.settings["budget"]
@@ -77,7 +80,7 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
     return replace(report, order=(*report.order, *more))
 
 
-def _next_rows(report):
+def _next_rows(report, used, block_seconds):
     """Return the names of the rows of the next block, in the order of the plan; none if there are enough blocks."""
     able = [row.name for row in report.plan if not row.skip]
     if _lacks(report, report.wanted_blocks):
@@ -86,8 +89,29 @@ def _next_rows(report):
         return able if _lacks(report, needed_blocks(report, margin)) else []
     if report.settings["budget"] is None:
         return []
-    undecided = {name for ratio, names in _judged(report) if not ratio.decided for name in names}
-    return [name for name in able if name in undecided]
+    undecided = [(ratio, names) for ratio, names in _judged(report) if not ratio.decided]
+    rows = {name for _, names in undecided for name in names}
+    if rows and report.looks:
+        more = int((report.settings["budget"] - used) / _seconds_of(rows, report, block_seconds))
+        rows = {name for ratio, names in undecided if _may_be_decided(ratio, report, more) for name in names}
+    return [name for name in able if name in rows]
+
+
+def _may_be_decided(ratio: Ratio, report: Report, more: int) -> bool:
+    """Return whether `more` blocks may decide a ratio, if it is one standard error further from 1 than it seems.
+
+    In simulations with 8 and 13 blocks at most, this ends comparisons of equal rows after half of them, and finds as
+    many differences. To stop for futility makes no false claim more likely (C. Jennison and B. W. Turnbull, Group
+    Sequential Methods, 2000).
+    """
+    if ratio.low is None or ratio.high is None or more < 1:
+        return True
+    blocks = _counted(report)
+    end = replace(report, looks=(*report.looks, (blocks + more, 1.0)))
+    now, last = (NormalDist().inv_cdf((1 + confidence_of(each)) / 2) for each in (report, end))
+    error = math.log(ratio.high / ratio.low) / 2 / now
+    margin = last * error * math.sqrt(blocks / (blocks + more))
+    return abs(math.log(ratio.value)) + error >= margin or margin <= math.log1p(ratio.equal_within)
 
 
 def _lacks(report, blocks):
