@@ -126,7 +126,7 @@ BRIEF = {  # the flags that --help shows, with a shorter text for some
     "batch_size": "images per step, in total over all devices (128)",
     "methods": "single | ddp | fsdp | pipeline | ladder | … (all)",
     "script": 'your own script, e.g. "python train.py"',
-    "budget": "e.g. 20m: repeat until all rows are decided (5m)",
+    "budget": "e.g. 20m: repeat undecided rows, no longer (5m)",
     "prove": "afterwards, test the largest cause of each row",
     "dry_run": "print the commands; run nothing",
 }

@@ -56,7 +56,7 @@ def options_for(row: Configuration, report: Report) -> list[str]:
         "resident loader": settings["loader"] == "workers" and not may_not_fit,
         "all cores": not gpu and not compared and planned.threads < cores // devices,
         "huge pages": not gpu and _can_ask_for_huge_pages(),
-        "compile": not (rewritten or method.uncompilable),
+        "compile": not (rewritten or method.uncompilable) and gpu,  # on two CPUs it made no network faster
     }
     return [name for name in OPTIONS if suits[name]]
 

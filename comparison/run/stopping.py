@@ -2,16 +2,16 @@
 
 import math
 from dataclasses import replace
-from statistics import NormalDist
 
 from common.words import count, duration, percent
 from comparison.judge.analysis import analyse
 from comparison.judge.measures import confidence_of
-from comparison.judge.statistics import Ratio, resolution
+from comparison.judge.statistics import Ratio, resolution, t_quantile
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import make_order
 from comparison.record import Report
 
+LEAST_SHARE = 0.05  # of the budget, between two interim analyses
 SPARE_BLOCKS = 2  # most blocks that are run in place of disturbed ones
 USUAL_NOISE = 0.04  # relative standard deviation between runs on a quiet machine, until it is measured
 
@@ -40,24 +40,27 @@ def spent(report: Report) -> tuple[float, float]:
 
 def with_next_block(report: Report, used: float, block_seconds: float) -> Report:
     """Return the report with the look() at its blocks and, if all have run and more are needed, another block."""
-    report = look(report, used, block_seconds)
-    return report if report.left else with_another_block(report, used, block_seconds)
+    return report if report.left else with_another_block(look(report, used, block_seconds), used, block_seconds)
 
 
 def look(report: Report, used: float, block_seconds: float) -> Report:
     """Record an interim analysis after a complete block, if only a budget ends the comparison.
 
     used: seconds since the first block started; block_seconds: of another block with all rows. If that does not fit
-    into the budget, this is the last analysis, which may spend all of the error that is left.
+    into the budget, this is the last analysis, which may spend all of the error that is left. With many short blocks,
+    only some are followed by one, as each may spend an error in proportion to the time since the one before.
     """
     budget, blocks = report.settings["budget"], _counted(report)
     before, share = report.looks[-1] if report.looks else (report.wanted_blocks, 0.0)
     if budget is None or report.settings["margin"] or blocks < before:
         return report
-    looks = [look for look in report.looks if look[0] < blocks]  # a block in place of a disturbed one is no other look
-    looked = replace(report, looks=(*looks, (blocks, min(1.0, max(share, used / budget)))))
-    rows = _next_rows(looked, used, block_seconds)
-    if not report.left and used + _seconds_of(rows, looked, block_seconds) > budget:
+    looks = tuple(look for look in report.looks if look[0] < blocks)  # one of as many blocks had a disturbed one
+    share = min(1.0, max(share, used / budget))
+    soon = bool(looks) and share - looks[-1][1] < LEAST_SHARE
+    if soon and used + _seconds_of(_last_rows(report), report, block_seconds) <= budget:
+        return report
+    looked = replace(report, looks=(*looks, (blocks, share)))
+    if used + _seconds_of(_next_rows(looked, used, block_seconds), looked, block_seconds) > budget:
         return replace(report, looks=(*looks, (blocks, 1.0)))
     return looked
 
@@ -83,34 +86,41 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
 def _next_rows(report, used, block_seconds):
     """Return the names of the rows of the next block, in the order of the plan; none if there are enough blocks."""
     able = [row.name for row in report.plan if not row.skip]
+    budget, margin = report.settings["budget"], report.settings["margin"]
     if _lacks(report, report.wanted_blocks):
         return able
-    if (margin := report.settings["margin"]) is not None:
+    if margin is not None:
         return able if _lacks(report, needed_blocks(report, margin)) else []
-    if report.settings["budget"] is None:
+    if budget is None:
         return []
-    undecided = [(ratio, names) for ratio, names in _judged(report) if not ratio.decided]
-    rows = {name for _, names in undecided for name in names}
-    if rows and report.looks:
-        more = int((report.settings["budget"] - used) / _seconds_of(rows, report, block_seconds))
-        rows = {name for ratio, names in undecided if _may_be_decided(ratio, report, more) for name in names}
+    if report.looks and report.looks[-1][0] < _counted(report):
+        return _last_rows(report)
+    results, rows = {row.name: len(row.results) for row in report.all_rows}, set()
+    for ratio, names in _judged(report):
+        more = int((budget - used) / _seconds_of(names, report, block_seconds))
+        blocks = min(results[name] for name in names)
+        if not (ratio.decided or ratio.disturbed) and _may_be_decided(ratio, blocks, more, confidence_of(report)):
+            rows |= {*names}
     return [name for name in able if name in rows]
 
 
-def _may_be_decided(ratio: Ratio, report: Report, more: int) -> bool:
+def _last_rows(report):
+    """Return the names of the rows of the last block, in the order of the plan."""
+    last = {name for block, name in report.order if block == report.order[-1][0]}
+    return [row.name for row in report.plan if row.name in last]
+
+
+def _may_be_decided(ratio: Ratio, blocks: int, more: int, confidence: float) -> bool:
     """Return whether `more` blocks may decide a ratio, if it is one standard error further from 1 than it seems.
 
-    In simulations with 8 and 13 blocks at most, this ends comparisons of equal rows after half of them, and finds as
-    many differences. To stop for futility makes no false claim more likely (C. Jennison and B. W. Turnbull, Group
-    Sequential Methods, 2000).
+    blocks: that it has now, with an interval of that confidence. To stop for futility makes no false claim more likely
+    (C. Jennison and B. W. Turnbull, Group Sequential Methods, 2000). In simulations, comparisons of equal rows with 4%
+    noise take a third to a half fewer blocks, and no fewer differences are found.
     """
     if ratio.low is None or ratio.high is None or more < 1:
         return True
-    blocks = _counted(report)
-    end = replace(report, looks=(*report.looks, (blocks + more, 1.0)))
-    now, last = (NormalDist().inv_cdf((1 + confidence_of(each)) / 2) for each in (report, end))
-    error = math.log(ratio.high / ratio.low) / 2 / now
-    margin = last * error * math.sqrt(blocks / (blocks + more))
+    error = math.log(ratio.high / ratio.low) / 2 / t_quantile(blocks - 1, confidence)
+    margin = error * t_quantile(blocks + more - 1) * math.sqrt(blocks / (blocks + more))
     return abs(math.log(ratio.value)) + error >= margin or margin <= math.log1p(ratio.equal_within)
 
 

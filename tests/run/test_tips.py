@@ -23,7 +23,7 @@ from comparison.show.report import TIPS, present, write_csv
 from tests.fixtures import PROJECT, small
 from tests.reports import configuration, each_epoch, make_result, report_of, runs
 
-SPEEDS = {"bf16": 1.6, "huge pages": 1.25, "compile": 0.8}  # times as fast as without; several multiply
+SPEEDS = {"bf16": 1.6, "huge pages": 1.25, "all cores": 0.8}  # times as fast as without; several multiply
 NOISE = (1.0, 1.004, 0.996, 1.002)
 SINGLE, SLOW = configuration(threads=2), (configuration("ddp"), runs("ddp", (9.0, 9.1, 8.9), count=2))
 
@@ -64,7 +64,7 @@ def launch(monkeypatch, tmp_path):
             return replace(outcome(replace(row, role="tip"), 1), configuration=row.name)
 
         monkeypatch.setattr("comparison.show.figures.draw_all", lambda *_: [])
-        monkeypatch.setattr(options, "_can_ask_for_huge_pages", lambda: True)
+        monkeypatch.setattr(tips_module, "options_for", lambda *_: ["bf16", "all cores", "huge pages"])
         monkeypatch.setattr(tips_module.time, "monotonic", lambda: clock["now"])
         monkeypatch.setattr(tips_module, "why_not_in_turns", lambda *_: "")
         monkeypatch.setattr(tips_module, "take_turns", take_turns)
@@ -75,17 +75,17 @@ def launch(monkeypatch, tmp_path):
     return launch
 
 
-PLAIN, BF16, PAGES, COMPILE, BOTH = (), ("bf16",), ("huge pages",), ("compile",), ("bf16", "huge pages")
+PLAIN, BF16, PAGES, CORES, BOTH = (), ("bf16",), ("huge pages",), ("all cores",), ("bf16", "huge pages")
 
 
 def test_helpful_options_are_launched_again_and_together_until_decided(launch, tmp_path):
     tried, blocks = launch(compared())
     again = [PLAIN, BOTH, BF16, PAGES]
-    assert blocks == [[PLAIN, BF16, PAGES, COMPILE], again, again]
+    assert blocks == [[PLAIN, BF16, CORES, PAGES], again, again]
     tips = {tip.options: tip for tip in find_tips(read_results(tmp_path / TIPS / "results.json"))}
     assert tips[BF16].ratio.value == pytest.approx(1.6, rel=0.02) and tips[PAGES].ratio.value < 1.3
     assert tips[BOTH].ratio.value == pytest.approx(2.0, rel=0.02) and tips[BOTH].ratio.low > 1.9
-    assert tips[COMPILE].ratio.low is None and not tips[COMPILE].proved
+    assert tips[CORES].ratio.low is None and not tips[CORES].proved
     assert best_tip(tuple(tips.values())).options == BOTH
     useless = replace(tips[PAGES], ratio=Ratio(1.02, 0.92, 1.13))  # what does not help alone is not recommended
     assert best_tip(tuple({**tips, PAGES: useless}.values())).options == BF16
@@ -99,7 +99,7 @@ def test_tips_take_a_third_of_the_time_and_at_most_a_minute(launch):
     tried, blocks = launch(compared(wall=10.0), seconds=4.9)  # 20 s, half of it for the first block
     assert blocks == [[PLAIN, BF16]] * 2
     skipped = {options.options_of(row)[0]: row.skip for row in tried.plan if row.skip}
-    assert skipped == dict.fromkeys(("huge pages", "compile"), "no time was left for it")
+    assert skipped == dict.fromkeys(("all cores", "huge pages"), "no time was left for it")
     assert launch(compared(wall=2.0)) == (None, [])
     tried, blocks = launch(compared(wall=1000.0), seconds=6.0)  # of 60 s
     assert [len(block) for block in blocks] == [4, 4, 2] and blocks[-1] == [PLAIN, BOTH]
@@ -112,10 +112,10 @@ def test_no_launch_begins_after_the_time_is_over(launch):
 
 
 def test_options_launched_together_are_the_same_row_in_every_block(launch):
-    speeds = {**SPEEDS, "compile": 1.27}  # in some blocks more than huge pages bring, in others less
+    speeds = {**SPEEDS, "all cores": 1.27}  # in some blocks more than huge pages bring, in others less
     tried, _ = launch(compared(), speeds=speeds)
     together = {options.options_of(row) for row in tried.plan if len(options.options_of(row)) > 2}
-    assert together == {("bf16", "huge pages", "compile")}
+    assert together == {("bf16", "all cores", "huge pages")}
 
 
 def test_every_process_gets_its_share_of_all_cores():
@@ -156,8 +156,8 @@ def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
         (90.0, SPEEDS, "its accuracy was not checked"),
         (20.0, SPEEDS, "trained to 90.0% here"),
         (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
-        (90.0, {**SPEEDS, "bf16": 1.0, "compile": 1.4}, "only rounding differs"),
-        (90.0, {**SPEEDS, "compile": 1.4}, "bf16, huge pages and compile, 2.8"),
+        (90.0, {**SPEEDS, "bf16": 1.0, "all cores": 1.4}, "only rounding differs"),
+        (90.0, {**SPEEDS, "all cores": 1.4}, "bf16, all cores and huge pages, 2.8"),
     ],
 )
 def test_the_screen_shows_tips_in_one_line(launch, tmp_path, capsys, wall, speeds, words):
@@ -183,14 +183,14 @@ def test_options_for_a_row(monkeypatch):
         report = replace(report, environment={**report.environment, "cores": cores})
         return set(options_for(report.plan[0], report))
 
-    assert of(threads=2) == {"bf16", "huge pages", "compile"}
-    assert of(threads=1) == {"bf16", "huge pages", "compile", "all cores"}
+    assert of(threads=2) == {"bf16", "huge pages"}
+    assert of(threads=1) == {"bf16", "huge pages", "all cores"}
     both = report_of((SINGLE, runs()), (configuration("single-all-cores", threads=4), runs()), loader="resident")
     assert "all cores" not in options_for(SINGLE, replace(both, environment={**both.environment, "cores": 4}))
     for cores in (2, 3):  # a device of three cores and two devices has one already
-        assert of("ddp", per_device_batch_size=50, cores=cores) == {"bf16", "huge pages", "compile"}
-    assert "all cores" in of("ddp", per_device_batch_size=50, cores=4) and "compile" not in of("fsdp")
-    assert of(threads=2, precision="bf16", compile=True) == {"huge pages"}
+        assert of("ddp", per_device_batch_size=50, cores=cores) == {"bf16", "huge pages"}
+    assert "all cores" in of("ddp", per_device_batch_size=50, cores=4) and "compile" not in of("fsdp", device="gpu")
+    assert of(threads=2, precision="bf16") == {"huge pages"} and of(device="gpu", compile=True) == {"bf16", "tf32"}
     assert of(threads=2, loader="workers") - of(threads=2) == {"resident loader"}
     assert "resident loader" not in of(loader="workers", dataset="folder:images")
     assert of(device="gpu") == {"bf16", "tf32", "cuda graph", "compile"}
