@@ -53,7 +53,7 @@ def microseconds(source: torch.device, target: torch.device, size: int) -> float
     with Stopwatch(gpus) as watch:
         for _ in range(COPIES[size]):
             after.copy_(before, non_blocking=True)
-            synchronize(gpus)
+            synchronize(gpus[-1:])  # the target, if it is a GPU
     if not torch.equal(after.cpu(), sent):
         found = f"{int((after.cpu() != sent).sum()):,} of {size:,} bytes are others"
         raise SuiteError(f"a copy from {source} to {target} is wrong", found, "python -m common.programs.check", FAILED)

@@ -44,6 +44,7 @@ class Gpus:
 
     broken: indices of GPUs that cannot compute. copies: (source, target, bytes). waits: reasons why the host waited.
     calls: (name, details) of torch functions. held, peaks: current and peak bytes by device.
+    segments: what memory_snapshot() returns.
     """
 
     names: list[str]
@@ -56,6 +57,7 @@ class Gpus:
     current: int = 0
     held: dict[torch.device, int] = field(default_factory=lambda: defaultdict(int))
     peaks: dict[torch.device, int] = field(default_factory=lambda: defaultdict(int))
+    segments: list[dict] = field(default_factory=list)
 
     def __post_init__(self):
         self.clock = Clock([torch.device("cuda", index) for index in range(len(self.names))], self.costs)
@@ -370,6 +372,7 @@ def pretended_gpus(*names: str, costs=None):
             "reset_peak_memory_stats": gpus.reset_peak,
             "max_memory_allocated": lambda device=None: gpus.peaks[place(device)],
             "max_memory_reserved": lambda device=None: -(-gpus.peaks[place(device)] >> 21) << 21,  # by 2 MiB
+            "memory_snapshot": lambda: gpus.segments,
             "synchronize": gpus.synchronize,
             "set_sync_debug_mode": set_debug_mode,
             "Event": Event,

@@ -26,8 +26,15 @@ def with_memory_limit(train_step, limit: int):
 def peak_memory(device: torch.device) -> tuple[int, int]:
     """Return (peak, reserved) bytes for RunResult; nothing is reserved on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        allocated = torch.cuda.max_memory_allocated(device) + _of_graphs(device)
+        return allocated, torch.cuda.max_memory_reserved(device)
     return peak_resident_bytes(), 0
+
+
+def _of_graphs(device):
+    """Return the bytes that CUDA graphs keep for their replays, which torch counts as free (pytorch issue 121932)."""
+    pools = [part for part in torch.cuda.memory_snapshot() if part["segment_pool_id"] != (0, 0)]
+    return sum(part["total_size"] - part["allocated_size"] for part in pools if part["device"] == device.index)
 
 
 class PeakMemory:

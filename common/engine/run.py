@@ -21,7 +21,7 @@ from common.engine.progress import Progress
 from common.engine.setup import SharedCores, may_share
 from common.engine.step import accumulate_gradients
 from common.engine.tensorboard import EpochLog
-from common.engine.timing import command_start, warm_clocks
+from common.engine.timing import command_start, synchronize, warm_clocks
 from common.engine.tracing import spans_of, trace_steps, write_trace
 from common.errors import FAILED, SuiteError, add_error_context
 from common.files.checksums import CODE, code_checksum
@@ -115,6 +115,7 @@ class _Run:
         self.write(**UNFINISHED)
         with add_error_context("warm-up"):
             warm_up(self.context, self.train_step, self.optimizer, self.loaders[0], self.config)
+        synchronize(self.place.devices)
         self.result = replace(self.result, startup_seconds=time.time() - command_start(self.place.launched))
         if self.verbose:
             self.say(describe_start(self.result))

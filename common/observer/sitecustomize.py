@@ -40,6 +40,17 @@ def install(torch, directory):
         observer.switch(not mode)
         return train(self, mode)
 
+    scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # torch 2.2 and older
+    unscale = scaler._unscale_grads_
+
+    def exchange_and_unscale(self, optimizer, *given):
+        change.exchanged = None
+        observer.before_update(optimizer, (), {})
+        change.exchanged = optimizer
+        return unscale(self, optimizer, *given)
+
+    if change.ranks:
+        scaler._unscale_grads_ = exchange_and_unscale  # so that all ranks skip the steps with infinite gradients
     loader.__init__ = change.loader(loader.__init__)
     loader.__iter__ = lambda self: observer.start_loader(start, self)
     iterator.__next__ = lambda self: observer.fetch(fetch, self)

@@ -19,6 +19,7 @@ class Change:
         self.torch, self.directory = torch, directory
         self.workers, self.ranks, self.bf16, self.channels_last = workers, ranks, bf16, channels_last
         self.joined = False
+        self.exchanged = None  # the optimizer of gradients that were exchanged before GradScaler checked them
 
     def loader(self, init):
         """Return DataLoader.__init__() with other workers, or with a rank's share of each batch."""
@@ -70,6 +71,9 @@ class Change:
         """Replace the gradients by their mean over all ranks; return whether there are several ranks."""
         if not self.ranks:
             return False
+        if optimizer is self.exchanged:
+            self.exchanged = None
+            return True
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         distributed = self.torch.distributed
         if not self.joined:

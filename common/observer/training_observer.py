@@ -362,6 +362,9 @@ class Observer:
         self.synchronize()
         self.paused, self.left_out, self.recording, self.ends = False, False, True, []
         self.evaluation_start = self.fetch_start = self.aside = None
+        for device in self.devices:
+            if device.startswith("cuda"):
+                self.torch.cuda.reset_peak_memory_stats(device)
         self.start, self.cpu, self.queued = time.monotonic(), time.process_time(), queue_seconds()
         self.marks = [("", self.clock(), 0)]
 
@@ -429,6 +432,9 @@ class Observer:
     def wait(self):
         """Wait for the next turn and read its plan."""
         turns = os.environ[TURNS]
+        if self.rank == 0 and self.device:  # the next row starts if there is room for it
+            with open(os.path.join(turns, "free"), "w") as free:
+                free.write(str(self.torch.cuda.mem_get_info(self.device)[0]))
         with open(os.path.join(turns, "idle"), "wb", buffering=0) as idle:
             idle.write(b"\0")
         with open(os.path.join(turns, "start"), "rb", buffering=0) as start:

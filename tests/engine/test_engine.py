@@ -82,6 +82,7 @@ def test_a_step_is_the_textbook_step(smoothing):
         ({}, [12, 16, 16, 16, 12]),
         ({"max_steps": 4}, [12, 16, 16, 16, 12]),
         ({"max_steps": 2}, [16, 16]),
+        ({"max_steps": 2, "loader": "workers"}, [16, 16]),  # which load no more
         ({"warmup": 2}, [12, 16, 16]),
     ],
 )

@@ -70,8 +70,8 @@ def test_data_parallel_on_one_device_tunes_and_says_so(train_on_gpus):
 def test_stages_take_turns_except_for_overlapping_micro_batches(parts, train_on_gpus):
     """Copies wait for both streams: stage 0 only computes ahead of stage 1 by one part."""
     trained = train_on_gpus(*MP, *SGD, "--micro-batches", parts, costs=COSTS)
-    # both devices, at the start and end of training and evaluation
-    assert len(trained.gpus.called("synchronize")) == 2 * 4
+    # both devices, after the warm-up, and at the start and end of training and evaluation
+    assert len(trained.gpus.called("synchronize")) == 2 * 5
     stage0, stage1 = 2 * 1.0, 3 * 5.0
     assert method_times_of(trained) == {"stage 0": parts * stage0, "stage 1": parts * stage1}
     forward, backward = stage0 + parts * (3.0 + stage1), parts * (6 * 6.0 + 4.0) + 2 * 2.0
@@ -132,7 +132,7 @@ def test_the_gpu_never_waits_for_the_host(train_on_gpus):
     works = trained.gpus.clock.log[updates[0] : updates[-1] + 1]
     assert len(updates) == STEPS and len(trained.gpus.called("pin_memory")) == 2 * STEPS  # with a warm-up
     assert works[-1].end - works[0].start == pytest.approx(sum(work.end - work.start for work in works))
-    assert len(trained.gpus.called("synchronize")) == 4  # at the start and end of training and evaluation
+    assert len(trained.gpus.called("synchronize")) == 5  # after the warm-up; at both ends of training and evaluation
 
 
 @pytest.mark.parametrize("command, rank", [(DP, None), (MP, None), (DDP, 1), (FSDP, 1)])

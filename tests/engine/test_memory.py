@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from common.engine import run, setup
-from common.engine.memory import PeakMemory, memory_parts
+from common.engine.memory import PeakMemory, memory_parts, peak_memory
 from common.errors import SuiteError
 from common.machine.memory import mapped_files, populate
 from common.settings.arguments import memory
@@ -25,6 +25,7 @@ from comparison.show.detail_tables import memory_table
 from comparison.show.plots import draw_memory, memory_finding
 from comparison.show.report import write_csv, write_markdown
 from comparison.show.tables import main_table
+from tests.pretended_gpus import pretended_gpus
 from tests.reports import cells, configuration, report_of, runs
 from tests.trainings import CPU
 
@@ -204,6 +205,16 @@ def test_an_unknown_peak_is_a_dash_and_not_drawn():
     )
     assert cells(main_table(analyse(report_of(old)), "simple"))[0][-2:] == ["–", "baseline"]
     assert draw_memory(analyse(report_of(old))) is None and draw_memory(analyse(report_of(old, known)))
+
+
+def test_the_peak_includes_what_a_gpus_graphs_keep():
+    def segment(device, pool, allocated):
+        return {"device": device, "segment_pool_id": pool, "total_size": 100, "allocated_size": allocated}
+
+    with pretended_gpus("first", "second") as gpus:
+        gpus.segments = [segment(1, (0, 0), 0), segment(1, (0, 1), 30), segment(1, (0, 2), 40), segment(0, (0, 3), 0)]
+        gpus.peaks[torch.device("cuda", 1)] = 1000
+        assert peak_memory(torch.device("cuda", 1)) == (1000 + 70 + 60, 2**21)
 
 
 def test_the_peak_of_a_gpus_first_epoch_counts_only_if_it_is_alone(monkeypatch):

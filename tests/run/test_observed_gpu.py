@@ -1,12 +1,14 @@
 """The observer on a pretended GPU: events separate the phases, and nothing waits for the GPU inside a slice."""
 
 import json
+import threading
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 
+from common.machine.turns import TURNS, Gate
 from common.observer import training_observer
 from tests.pretended_gpus import pretended_gpus
 
@@ -37,7 +39,7 @@ def test_phases_are_timed_by_events_and_a_slice_synchronizes_only_at_its_ends(ob
         def work(milliseconds):
             gpus.clock.used[GPU].run("work", 0.0 if captured else milliseconds)
 
-        gpus.peaks[GPU] = 5
+        gpus.peaks[GPU] = 5  # before the slice
         for number in [0, 1, 2, "recorded as a CUDA graph", 3]:
             captured = isinstance(number, str)
             assert len(gpus.called("synchronize")) == bool(number)  # at the start of the slice
@@ -55,7 +57,7 @@ def test_phases_are_timed_by_events_and_a_slice_synchronizes_only_at_its_ends(ob
     phases = {"data": 0, "forward": 60, "backward": 120, "exchange": 0, "update": 15, "rest": 3}
     assert record["phases"] == pytest.approx(phases)
     assert record["seconds"] == pytest.approx(0.198) and len(record["series"]) == 3
-    assert (record["peaks"], record["reserved"], record["devices"]) == ([5], [2**21], ["cuda:0"])
+    assert (record["peaks"], record["reserved"], record["devices"]) == ([0], [0], ["cuda:0"])
     assert record["gpu_uuids"] == ["GPU-00000000-0000"]
 
 
@@ -64,3 +66,17 @@ def test_a_thread_that_ends_does_not_hide_the_waiting_of_others(monkeypatch, tmp
     files = [str(tmp_path / "ended"), str(tmp_path / "schedstat")]
     monkeypatch.setattr(training_observer.glob, "glob", lambda pattern: files)
     assert training_observer.queue_seconds() == {files[1]: 2.0}
+
+
+def test_a_waiting_script_tells_how_much_memory_is_free(observer, tmp_path, monkeypatch):
+    (tmp_path / "turns").mkdir()
+    monkeypatch.setenv(TURNS, str(tmp_path / "turns"))
+    gate = Gate(str(tmp_path / "turns"))
+    observer.rank, observer.device = 0, GPU
+    with pretended_gpus("H100"):
+        waiting = threading.Thread(target=training_observer.Observer.wait, args=(observer,))
+        waiting.start()
+        assert gate.is_idle(10.0) and gate.free == 2**33
+        gate.start_turn()
+        waiting.join()
+    gate.close()

@@ -42,10 +42,40 @@ for number in range(1000):
 """
 
 
-def run_variant(kind, directory, monkeypatch):
+SCALED = """
+import json, os, sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+network, scaler, updates = nn.Linear(2, 1), torch.amp.GradScaler("cpu", init_scale=2.0**20), []
+optimizer = torch.optim.SGD(network.parameters(), 0.01)
+optimizer.register_step_post_hook(lambda *_: updates.append(1))
+try:
+    os.close(os.open(f"{sys.argv[1]}/first", os.O_CREAT | os.O_EXCL))
+    overflows = True
+except FileExistsError:
+    overflows = False
+steps = 0
+while True:
+    for (images,) in DataLoader(TensorDataset(torch.randn(80, 2)), 8):
+        optimizer.zero_grad()
+        scaler.scale(network(images).square().mean()).backward()
+        if overflows and steps % 3 == 1:
+            network.weight.grad.fill_(float("inf"))
+        scaler.step(optimizer)
+        scaler.update()
+        steps += 1
+        if steps == 12:
+            seen = {"overflows": overflows, "updates": len(updates), "weights": network.weight.tolist()}
+            with open(f"{sys.argv[1]}/{os.getpid()}.json", "w") as file:
+                file.write(json.dumps(seen))
+"""
+
+
+def run_variant(kind, directory, monkeypatch, script=SCRIPT):
     """Run a variant. Return what each process saw after twelve steps, and the result."""
     monkeypatch.setattr(scripts, "SLICES", 1)
-    (directory / "train.py").write_text(SCRIPT)
+    (directory / "train.py").write_text(script)
     command = shlex.join([sys.executable, str(directory / "train.py"), str(directory)])
     machine = Machine(0, 2, bf16=True)
     (plain,) = script_rows([parse_script(f"mine={command}")], machine)
@@ -78,3 +108,11 @@ def test_ranks_share_a_batch_and_average_their_gradients(tmp_path, monkeypatch):
     assert one["gradient"] == other["gradient"] != 0 and one["batch"] == other["batch"] == 4
     assert one["rank"] is None  # the script does not notice the other rank
     assert (result.world_size, result.global_batch_size) == (2, 8) and result.timed_epochs[0].phases.exchange > 0
+
+
+@pytest.mark.slow
+def test_ranks_skip_the_same_steps_of_a_gradient_scaler(tmp_path, monkeypatch):
+    """One rank's gradients are infinite in every third step. Both begin with their own weights."""
+    seen, _ = run_variant("ranks", tmp_path, monkeypatch, SCALED)
+    assert sorted(one["overflows"] for one in seen) == [False, True]
+    assert [one["updates"] for one in seen] == [8, 8]
