@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 
 from common.words import count, duration, percent
-from comparison.judge.analysis import analyse
+from comparison.judge.analysis import Analysis, analyse
 from comparison.judge.measures import confidence_of
-from comparison.judge.statistics import Ratio, resolution, t_quantile
+from comparison.judge.statistics import CONFIDENCE, Ratio, resolution, t_quantile
 from comparison.plan.counterparts import BEFORE
 from comparison.plan.plan import make_order
 from comparison.record import Report
@@ -69,7 +69,8 @@ def with_another_block(report: Report, used: float, block_seconds: float) -> Rep
     """Return the report with another block in its order, if one is needed and the budget allows it.
 
     Up to SPARE_BLOCKS blocks replace disturbed ones. With --margin, blocks are added until every interval is narrow
-    enough; otherwise while a ratio is undecided and may be decided, and then only of the rows in such ratios.
+    enough; otherwise while a ratio, or which row to recommend, is undecided and may be decided, and then only of the
+    rows in such ratios.
     """
     names = _next_rows(report, used, block_seconds)
     if not names:
@@ -95,11 +96,12 @@ def _next_rows(report, used, block_seconds):
         return []
     if report.looks and report.looks[-1][0] < _counted(report):
         return _last_rows(report)
-    results, rows = {row.name: len(row.results) for row in report.all_rows}, set()
-    for ratio, names in _judged(report):
+    analysis, usual, rows = analyse(report), confidence_of(report), set()
+    results = {row.name: len(row.results) for row in report.all_rows}
+    for ratio, names, confidence in (*_judged(analysis, usual), *_ties(analysis)):
         more = int((budget - used) / _seconds_of(names, report, block_seconds))
-        blocks = min(results[name] for name in names)
-        if not (ratio.decided or ratio.disturbed) and _may_be_decided(ratio, blocks, more, confidence_of(report)):
+        blocks, last = min(results[name] for name in names), 1 - (1 - confidence) * (1 - CONFIDENCE) / (1 - usual)
+        if not (ratio.decided or ratio.disturbed) and _may_be_decided(ratio, blocks, more, (confidence, last)):
             rows |= {*names}
     return [name for name in able if name in rows]
 
@@ -110,17 +112,17 @@ def _last_rows(report):
     return [row.name for row in report.plan if row.name in last]
 
 
-def _may_be_decided(ratio: Ratio, blocks: int, more: int, confidence: float) -> bool:
+def _may_be_decided(ratio: Ratio, blocks: int, more: int, confidences: tuple[float, float]) -> bool:
     """Return whether `more` blocks may decide a ratio, if it is one standard error further from 1 than it seems.
 
-    blocks: that it has now, with an interval of that confidence. To stop for futility makes no false claim more likely
-    (C. Jennison and B. W. Turnbull, Group Sequential Methods, 2000). In simulations, comparisons of equal rows with 4%
-    noise take a third to a half fewer blocks, and no fewer differences are found.
+    blocks: that it has now. confidences: of its interval, and of the one at the end of the budget. To stop for futility
+    makes no false claim more likely (C. Jennison and B. W. Turnbull, Group Sequential Methods, 2000). In simulations,
+    comparisons of equal rows with 4% noise take a third to a half fewer blocks, and no fewer differences are found.
     """
     if ratio.low is None or ratio.high is None or more < 1:
         return True
-    error = math.log(ratio.high / ratio.low) / 2 / t_quantile(blocks - 1, confidence)
-    margin = error * t_quantile(blocks + more - 1) * math.sqrt(blocks / (blocks + more))
+    error = math.log(ratio.high / ratio.low) / 2 / t_quantile(blocks - 1, confidences[0])
+    margin = error * t_quantile(blocks + more - 1, confidences[1]) * math.sqrt(blocks / (blocks + more))
     return abs(math.log(ratio.value)) + error >= margin or margin <= math.log1p(ratio.equal_within)
 
 
@@ -142,7 +144,9 @@ def needed_blocks(report: Report, margin: float) -> int:
     This is C. Stein's two-stage procedure (Annals of Mathematical Statistics 16, 1945): a width shrinks with the root
     of the number of blocks.
     """
-    half_widths = [math.log(ratio.high / ratio.low) / 2 for ratio, _ in _judged(report) if ratio.low]
+    half_widths = [
+        math.log(ratio.high / ratio.low) / 2 for ratio, *_ in _judged(analyse(report)) if ratio.low and ratio.high
+    ]
     needed = [math.ceil(_counted(report) * (half / math.log1p(margin)) ** 2) for half in half_widths]
     return max(report.wanted_blocks, *needed, 0)
 
@@ -152,9 +156,8 @@ def _counted(report):
     return len(report.whole_blocks) - len(report.set_aside)
 
 
-def _judged(report):
-    """Return the ratios that the comparison has to decide, each with the names of its two rows."""
-    analysis = analyse(report)
+def _judged(analysis: Analysis, confidence: float = CONFIDENCE) -> list[tuple[Ratio, tuple[str, str], float]]:
+    """Return the ratios that the comparison has to decide, each with the names of its two rows and its confidence."""
     judged = [
         (entry.standing.speed_up, (entry.name, entry.standing.baseline.configuration.name))
         for entry in analysis.rows
@@ -165,4 +168,14 @@ def _judged(report):
             first, *others = (entry.name for entry in sweep.rows)
             judged += [(ratio, (name, first)) for ratio, name in zip(sweep.ratios, others, strict=True)]
     judged += [(pair.ratio, (pair.row.name, pair.counterpart.configuration.name)) for pair in analysis.pairs[BEFORE]]
-    return [(ratio, names) for ratio, names in judged if ratio]
+    return [(ratio, names, confidence) for ratio, names in judged if ratio]
+
+
+def _ties(analysis: Analysis) -> list[tuple[Ratio, tuple[str, str], float]]:
+    """Return the same of the recommended rows and those tied with them."""
+    return [
+        (decision.ratios[entry.name], (entry.name, decision.best.name), decision.wall_time.confidence)
+        for decision in analysis.decisions
+        if decision.best
+        for entry in decision.tied
+    ]

@@ -464,6 +464,25 @@ def test_another_block_needs_an_undecided_row_its_time_and_an_error_left():
     assert (looks(75.0, **once), looks(85.0, **once)) == (((3, 0.75),), ((3, 1.0),))
 
 
+def test_rows_tied_with_the_recommended_one_run_again():
+    rows = ("single", (2.0,) * 3), ("ddp", (1.0,) * 3), ("fsdp", (3.0,) * 3)  # which decides their speed-ups
+    report = report_of(
+        *[(configuration(name), runs(name, times, startup_seconds=2.0)) for name, times in rows],
+        repeats=None,
+        budget=100.0,
+    )
+
+    def next_block(**seconds):
+        walls = {name: iter(times) for name, times in seconds.items()}
+        ended = [replace(run, wall_seconds=next(walls[run.configuration])) for run in report.outcomes]
+        again = replace(report, outcomes=tuple(ended), looks=((3, 0.3),))
+        return {name for block, name in with_another_block(again, 30.0, 9.0).order if block == 4}
+
+    fast, slow = (6.0, 5.5, 6.5), (20.0, 20.1, 19.9)
+    assert next_block(single=(7.0, 6.9, 7.6), ddp=fast, fsdp=slow) == {"single", "ddp"}
+    assert next_block(single=(12.0, 12.1, 11.9), ddp=(6.0, 6.05, 5.95), fsdp=slow) == set()
+
+
 def test_looks_are_a_twentieth_of_the_budget_apart_and_the_same_rows_run_between_them():
     rows = ("single", (2.0,) * 4), ("ddp", (0.02,) * 4), ("fsdp", (2.5, 2.9, 2.0, 2.6))
     report = report_of(*[(configuration(name), runs(name, times)) for name, times in rows], repeats=None, budget=100.0)
