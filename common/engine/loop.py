@@ -99,8 +99,8 @@ def warm_up(context: ParallelContext, train_step, optimizer, loader, config: Run
     context.model.train(not config.eval_mode)
     buffers = [(buffer, buffer.clone()) for buffer in context.model.buffers()]
     steps = steps_of(loader, config)
-    images = len(context.sampler)
-    last = images % loader.batch_size if steps * loader.batch_size > images else 0
+    length, batch = len(context.sampler), loader.batch_size
+    last = length % batch if steps * batch > length else 0
 
     def step(images, labels):
         train_step(images, labels, lambda *_, **__: None)
