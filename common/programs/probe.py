@@ -81,8 +81,8 @@ def random_step(model: nn.Module, optimizer, image_set: ImageSet, batch: int, de
 
 
 def wants_more(steps: int, seconds: float) -> bool:
-    """Return whether to measure again: 2 warm-up steps, then at least 5 and up to 25 as time allows."""
-    return steps < 7 or (steps < 27 and seconds < SECONDS_PER_MEASUREMENT)
+    """Return whether to measure again: 2 warm-up steps, then at least 5 and up to 15 as time allows."""
+    return steps < 7 or (steps < 17 and seconds < SECONDS_PER_MEASUREMENT)
 
 
 def step_milliseconds(model: nn.Module, optimizer, image_set: ImageSet, sizes: list[int], device) -> dict[int, float]:

@@ -98,9 +98,25 @@ class Rank(Place):
 
     def leave(self) -> None:
         self.after_batch()
+        if self.device.type == "cpu":
+            self._end_together()
+            return
         shutdown()
         if self.heartbeat:
             self.heartbeat.left.set()
+
+    def _end_together(self):
+        """Wait for all ranks, without the pause of shutdown(), which would count as time of a short training.
+
+        The process then ends by skip_teardown(), with its process group. Its connections must not break before all
+        ranks have returned from the barrier, nor rank 0's store before all know that.
+        """
+        dist.barrier()
+        self.store.set(f"left-{self.rank}", "")
+        self.store.wait([f"left-{rank}" for rank in range(self.ranks)])
+        self.store.set(f"ends-{self.rank}", "")
+        if self.rank == 0:
+            self.store.wait([f"ends-{rank}" for rank in range(self.ranks)])
 
 
 def gather(value) -> list:

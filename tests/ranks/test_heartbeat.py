@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from argparse import Namespace
 from contextlib import nullcontext
 from datetime import timedelta
@@ -140,6 +142,7 @@ def test_only_gpu_ranks_have_a_heartbeat_and_nccls_timeout_is_longer(device, ran
     monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
     monkeypatch.setattr(group, "gather", lambda value: seen.extend(beat.beats for beat in started) or [value] * 2)
     monkeypatch.setattr(group, "shutdown", lambda: seen.extend(beat.beats for beat in started))
+    monkeypatch.setattr(Rank, "_end_together", lambda place: None)
     place = Rank(0, ranks, torch.device(device), dist.HashStore(), make_config(), Namespace(dist_timeout=60))
     place.join()
     place.after_batch()
@@ -149,6 +152,46 @@ def test_only_gpu_ranks_have_a_heartbeat_and_nccls_timeout_is_longer(device, ran
     ((backend, timeout),) = groups
     assert backend == ("gloo" if device == "cpu" else "nccl")
     assert timeout == timedelta(seconds=60) if device == "cpu" else timeout > timedelta(seconds=65)
+
+
+def test_cpu_ranks_end_only_once_all_have_left_and_rank_0_last(monkeypatch):
+    """Each thread is a rank, which has ended once it is not alive. Rank 0 may hold the store."""
+    store, late, ends = dist.HashStore(), threading.Event(), threading.Event()
+    store.set_timeout(timedelta(seconds=60))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+
+    class Watched(Rank):
+        def after_batch(self):
+            if self.rank == 2:
+                late.wait(60)
+
+    class WatchedStore:
+        def set(self, key, value):
+            if key == "ends-2":
+                ends.wait(60)
+            store.set(key, value)
+
+        def wait(self, keys):
+            while not store.check(keys):
+                time.sleep(0.001)
+
+    places = [
+        Watched(rank, 3, torch.device("cpu"), WatchedStore(), make_config(), Namespace(dist_timeout=60))
+        for rank in range(3)
+    ]
+    threads = [threading.Thread(target=place.leave, daemon=True) for place in places]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert all(thread.is_alive() for thread in threads)
+    late.set()
+    threads[1].join(60)
+    time.sleep(0.05)
+    assert [thread.is_alive() for thread in threads] == [True, False, True]
+    ends.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_every_training_and_evaluation_batch_beats_with_or_without_logits():
