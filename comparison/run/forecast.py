@@ -19,7 +19,7 @@ from comparison.plan.plan import type_flags
 from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.run.equivalence import STEPS as CHECK_STEPS
-from comparison.run.forked import seconds_saved
+from comparison.run.forked import can_be_forked, seconds_saved
 from comparison.run.launch import ask
 from comparison.run.machine import describe, manual_commands
 
@@ -127,11 +127,16 @@ def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...],
     return sum(statistics.mean(seen[name]) if name in seen else correction * guesses[name] for _, name in left)
 
 
+def forks_rows(report: Report) -> bool:
+    """Return whether rows are forked: all or none, as a fork may train 2% slower or faster than a new process."""
+    return all(can_be_forked(row.launched) for row in report.plan if not row.skip)
+
+
 def pace_of_forks(report: Report, guesses: dict[str, float]) -> float:
     """Return how long the runs left take, relative to the guesses, which count the start of a template in each."""
-    forked = sum(not row.is_script for row in report.plan for _, name in report.left if row.name == name)
     guessed = sum(guesses[name] for _, name in report.left)
-    return max(LEAST_PACE, 1 - seconds_saved() * forked / guessed) if guessed else 1.0
+    forked = guessed and forks_rows(report)
+    return max(LEAST_PACE, 1 - seconds_saved() * len(report.left) / guessed) if forked else 1.0
 
 
 def describe_time_left(report: Report) -> list[str]:

@@ -141,8 +141,10 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-def _is_program(command):
+def can_be_forked(command: Sequence[str]) -> bool:
     """Return whether this is a program of the suite, run by this Python. Compiled rows start compilers."""
+    if not can_fork():
+        return False
     if command[0] not in (python(), sys.executable) or "--compile" in command:
         return False
     if command[1] == "-m":
@@ -168,7 +170,7 @@ def start_template() -> None:
 
 def prepare(commands: Iterable[Sequence[str]], wait: bool = True) -> None:
     """Start the templates that forks of these commands need, and wait until they can be forked."""
-    needed = {"--spawn" in command for command in commands if can_fork() and _is_program(command)}
+    needed = {"--spawn" in command for command in commands if can_be_forked(command)}
     for current in [template(compiler) for compiler in sorted(needed)]:
         if wait:
             current.wait()
@@ -190,6 +192,6 @@ def fork(command: Sequence[str], environment: Mapping[str, str], streams: Sequen
 
     environment: has a TAG by own_tag() of a uuid4().hex. streams: the descriptors of its stdout and stderr.
     """
-    if OBSERVE in environment or not can_fork() or not _is_program(command):
+    if OBSERVE in environment or not can_be_forked(command):
         return None
     return template("--spawn" in command).fork(command, environment, streams)

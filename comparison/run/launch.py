@@ -35,17 +35,21 @@ def run_child(command: tuple[str, ...], log: Path, timeout: float | None = None)
 
 
 @contextlib.contextmanager
-def started(command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None) -> Iterator[Child]:
+def started(
+    command: tuple[str, ...], log: Path, environment: dict[str, str] | None = None, forks: bool = True
+) -> Iterator[Child]:
     """Start `command` with stdout and stderr in the file `log`, and stop it at the end of the `with`.
 
-    environment: additional variables. None of its descendants outlives the `with`, even if this process is killed.
+    environment: additional variables. forks: fork it if possible. None of its descendants outlives the
+    `with`, even if this process is killed.
     """
     tag = own_tag(uuid.uuid4().hex)
     guard()
     with temporary_directory() as temporary, _new_file(log) as file:
         streams = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         variables = {**_environment(temporary, tag), **(environment or {})}
-        if not (child := fork(command, variables, 2 * (file.fileno(),))):
+        child = fork(command, variables, 2 * (file.fileno(),)) if forks else None
+        if not child:
             # end_with_parent covers the case that the guard is killed too
             process = subprocess.Popen(
                 command, **streams, env=variables, start_new_session=True, preexec_fn=end_with_parent

@@ -23,6 +23,7 @@ from comparison.run.fitting import failed_runs, gpu_need, next_batch, try_batch,
 from comparison.run.forecast import (
     checks_maths,
     describe_time_left,
+    forks_rows,
     guesses_of,
     loader_warnings,
     pace_of_forks,
@@ -202,7 +203,7 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
     """
     settings: Mapping[str, Any] = report.settings
     seed = (settings["seed"] + block - 1) % (MOST + 1)
-    how = (block, seed, directory, settings["timeout"])
+    how = (block, seed, directory, settings["timeout"], forks_rows(report))
     known = known_steps(report.outcomes)
 
     def run_of(row):
@@ -213,7 +214,8 @@ def run_block(report: Report, block: int, directory: Path) -> Iterator[Outcome]:
 
     rows = {row.name: with_measured_cut(row, report.probe) for row in report.plan}
     alone = {name: "" for number, name in report.left if number == block}
-    prepare(rows[name].launched for name in alone if not rows[name].is_script)  # or this would count as part of a run
+    if forks_rows(report):
+        prepare(rows[name].launched for name in alone)  # or this would count as part of a run
     if report.in_turns:
         together, alone = [run_of(rows[name]) for name in alone], {}
         for outcome in take_turns(together, seed, gpu_need(report.probe, report.trials)):

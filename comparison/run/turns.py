@@ -68,15 +68,21 @@ def oom_kills() -> int:
 class Run(contextlib.ExitStack):
     """A run of a configuration that goes on in turns. A turn lasts until the run waits for the next one, or ends.
 
-    Its result file and log go into `directory`. timeout: in seconds of its own turns. As a context manager, it stops
-    the run at the end.
+    Its result file and log go into `directory`. timeout: in seconds of its own turns. forks: see started(). As a
+    context manager, it stops the run at the end.
     """
 
     def __init__(
-        self, configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+        self,
+        configuration: Configuration,
+        block: int,
+        seed: int,
+        directory: Path,
+        timeout: float | None = None,
+        forks: bool = True,
     ):
         super().__init__()
-        self.configuration, self._block, self._timeout = configuration, block, timeout
+        self.configuration, self._block, self._timeout, self._forks = configuration, block, timeout, forks
         self._file = directory / f"{file_name(configuration.name)}-{block}.json"
         self._log = self._file.with_suffix(".log")
         own = ("--seed", str(seed), "--output", str(self._file), "--figure-dir", str(directory), "--no-curves")
@@ -136,7 +142,7 @@ class Run(contextlib.ExitStack):
         directory = self.enter_context(temporary_directory())
         self._gate = self.enter_context(contextlib.closing(Gate(directory)))
         turns = self._gate.environment if self._one_node else {}  # other nodes cannot see the gate
-        self._child = self.enter_context(started(self._command, self._log, turns))
+        self._child = self.enter_context(started(self._command, self._log, turns, self._forks))
 
     def _go_on(self):
         self._gate.start_turn()
@@ -210,10 +216,15 @@ class Run(contextlib.ExitStack):
 
 
 def run_once(
-    configuration: Configuration, block: int, seed: int, directory: Path, timeout: float | None = None
+    configuration: Configuration,
+    block: int,
+    seed: int,
+    directory: Path,
+    timeout: float | None = None,
+    forks: bool = True,
 ) -> Outcome:
     """Run a configuration to its end."""
-    return run_whole(Run(configuration, block, seed, directory, timeout))
+    return run_whole(Run(configuration, block, seed, directory, timeout, forks))
 
 
 def run_whole(run: Run) -> Outcome:

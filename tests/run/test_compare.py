@@ -19,7 +19,7 @@ from comparison.run.turns import run_once
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_guesses
 from tests.fixtures import PROJECT, child, child_environment, misfits
-from tests.reports import configuration, make_result, markdown_of, report_of, runs, script
+from tests.reports import configuration, make_result, markdown_of, report_of, runs
 
 pytestmark = pytest.mark.process
 
@@ -43,11 +43,13 @@ def test_estimate_of_the_time_left():
 
 @pytest.mark.parametrize("saved, pace", [(0.0, 1.0), (1.5, 0.5), (3.0, 0.2)])
 def test_the_time_left_does_not_count_the_start_of_a_template_in_each_fork(saved, pace, monkeypatch):
-    rows = (configuration(), runs(seconds=(1.0,))), (configuration("ddp"), runs("ddp", (1.0,))), script("mine", 20.0)
+    rows = (configuration(), runs(seconds=(1.0,))), (configuration("ddp"), runs("ddp", (1.0,)))
     report = replace(report_of(*rows), outcomes=())
     monkeypatch.setattr(forecast, "seconds_saved", lambda: saved)
-    guesses = {"single": 2.0, "ddp": 4.0, "script-mine": 0.0}
-    assert forecast.pace_of_forks(report, guesses) == pytest.approx(pace)
+    guesses = {"single": 2.0, "ddp": 4.0}
+    for forks in (True, False):
+        monkeypatch.setattr(forecast, "forks_rows", lambda report, forks=forks: forks)
+        assert forecast.pace_of_forks(report, guesses) == pytest.approx(pace if forks else 1.0)
 
 
 @pytest.mark.parametrize(

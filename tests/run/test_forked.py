@@ -11,12 +11,12 @@ import pytest
 
 from common.machine.lifetime import TAG, own_tag, tags
 from comparison.methods import python
-from comparison.run import forked
+from comparison.run import forked, session
 from comparison.run.forked import Template
 from comparison.run.launch import ask, run_child, started
 from comparison.run.turns import run_once
 from tests.fixtures import PROJECT, alive, wait_until
-from tests.reports import configuration
+from tests.reports import configuration, report_of
 
 CAN_FORK = forked.can_fork()
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN_FORK, reason="needs Linux")]
@@ -128,6 +128,25 @@ def test_what_is_started_afresh(tmp_path, monkeypatch):
     ):
         assert forked.fork(command, environment, (log, log)) is None
     os.close(log)
+
+
+@pytest.mark.parametrize("before, expected", [((), True), (("env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"), False)])
+def test_the_rows_of_a_comparison_are_forked_all_or_none(before, expected, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(session, "prepare", lambda commands: None)
+    monkeypatch.setattr(session, "run_once", lambda row, block, seed, directory, timeout, forks: asked.append(forks))
+    alone, other = (replace(configuration(name), command=(python(), "ddp_train.py")) for name in ("single", "ddp"))
+    report = report_of((alone, []), (replace(other, command=(*before, *other.command)), []))
+    list(session.run_block(replace(report, order=((1, "single"), (1, "ddp"))), 1, tmp_path))
+    assert asked == [expected, expected]
+
+
+def test_a_program_is_started_afresh_if_asked(tmp_path):
+    command = (python(), "ddp_train.py", "--help")
+    forked.prepare([command])
+    for forks in (True, False):
+        with started(command, tmp_path / "log", forks=forks) as child:
+            assert child.wait() == 0 and bool(child.earlier) == forks
 
 
 def test_waiting_has_a_limit():
