@@ -12,7 +12,7 @@ from common.engine.place import Place
 from common.engine.timing import synchronize
 from common.machine.cores import short_slices
 from common.machine.lifetime import has_launcher
-from common.ranks.agree import refuse_different_ranks
+from common.ranks.agree import all_gather_json, refuse_different_ranks
 from common.ranks.lost import GRACE_SECONDS, Heartbeat, publish_process
 from common.settings.config import RunConfig
 
@@ -97,26 +97,17 @@ class Rank(Place):
         return self.store.check(keys) and step > max(map(int, self.store.multi_get(keys)))
 
     def leave(self) -> None:
+        """Wait for all ranks, without the pause of shutdown(), which would count as time of a short training."""
         self.after_batch()
+        dist.barrier()
         if self.device.type == "cpu":
-            self._end_together()
-            return
-        shutdown()
+            # The process ends by skip_teardown(), with its group. No connection may break before all ranks have
+            # returned from the barrier.
+            all_gather_json(self.store, "left", None, self.rank, self.ranks)
+        else:
+            dist.destroy_process_group()
         if self.heartbeat:
             self.heartbeat.left.set()
-
-    def _end_together(self):
-        """Wait for all ranks, without the pause of shutdown(), which would count as time of a short training.
-
-        The process then ends by skip_teardown(), with its process group. Its connections must not break before all
-        ranks have returned from the barrier, nor rank 0's store before all know that.
-        """
-        dist.barrier()
-        self.store.set(f"left-{self.rank}", "")
-        self.store.wait([f"left-{rank}" for rank in range(self.ranks)])
-        self.store.set(f"ends-{self.rank}", "")
-        if self.rank == 0:
-            self.store.wait([f"ends-{rank}" for rank in range(self.ranks)])
 
 
 def gather(value) -> list:
@@ -127,7 +118,7 @@ def gather(value) -> list:
 
 
 def shutdown() -> None:
-    """Wait for all ranks, then destroy the process group.
+    """Wait for all ranks, then destroy the process group, which may be gloo's.
 
     Gloo's threads need the GIL to release the tensors of the last collectives, but destroy_process_group() holds it.
     Without the pause, a rank sometimes hung (torch 2.11) or aborted at exit (torch 2.15,

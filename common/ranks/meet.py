@@ -59,9 +59,10 @@ def find_ranks(config: RunConfig, options, init_method: str = "env://") -> tuple
     try:
         store, _, _ = next(rendezvous(init_method, rank, world_size, timeout=timeout))
         store.set_timeout(timeout)  # rendezvous() does not pass it to a FileStore
-        if init_method == "env://" and sys.platform == "linux":
-            limit_silence(from_environment("MASTER_PORT"), options.dist_timeout)
-        store = of_attempt(store, rank, world_size)
+        if init_method == "env://":  # otherwise it is a new file
+            if sys.platform == "linux":
+                limit_silence(from_environment("MASTER_PORT"), options.dist_timeout)
+            store = of_attempt(store, rank, world_size)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, dist.DistStoreError):
             advice = "start the missing ones, or give them more time with --dist-timeout"

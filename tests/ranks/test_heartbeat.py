@@ -141,8 +141,9 @@ def test_only_gpu_ranks_have_a_heartbeat_and_nccls_timeout_is_longer(device, ran
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout, **_: groups.append((backend, timeout)))
     monkeypatch.setattr(Heartbeat, "start", lambda beat: started.append(beat))
     monkeypatch.setattr(group, "gather", lambda value: seen.extend(beat.beats for beat in started) or [value] * 2)
-    monkeypatch.setattr(group, "shutdown", lambda: seen.extend(beat.beats for beat in started))
-    monkeypatch.setattr(Rank, "_end_together", lambda place: None)
+    monkeypatch.setattr(dist, "barrier", lambda: seen.extend(beat.beats for beat in started))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(group, "all_gather_json", lambda *_: None)
     place = Rank(0, ranks, torch.device(device), dist.HashStore(), make_config(), Namespace(dist_timeout=60))
     place.join()
     place.after_batch()
@@ -167,13 +168,17 @@ def test_cpu_ranks_end_only_once_all_have_left_and_rank_0_last(monkeypatch):
 
     class WatchedStore:
         def set(self, key, value):
-            if key == "ends-2":
+            if key == "left-read-2":
                 ends.wait(60)
             store.set(key, value)
 
         def wait(self, keys):
             while not store.check(keys):
                 time.sleep(0.001)
+
+        def multi_get(self, keys):
+            self.wait(keys)
+            return store.multi_get(keys)
 
     places = [
         Watched(rank, 3, torch.device("cpu"), WatchedStore(), make_config(), Namespace(dist_timeout=60))
