@@ -71,7 +71,7 @@ class Link:
     def _ring(self, size, cluster):
         """A ring of N devices has 2 (N-1) steps with 1/N of the bytes each. Source: P. Patarasuk, X. Yuan, J. Parallel
         Distrib. Comput. 69, 2009. On its way, a part of the data crosses the network once per machine."""
-        steps, slowdown = 2 * (cluster.total - 1), self._slowdown(cluster)
+        steps, slowdown = 2 * (cluster.total - 1), max(1.0, cluster.devices / (self.cores or math.inf))
         crossing = cluster.machines / cluster.total if cluster.machines > 1 else 0.0
         inside = 8e-6 * slowdown / self.gbps if self.cores or cluster.devices > 1 else 0.0
         outside = 8e-6 / self.wire if cluster.machines > 1 else 0.0
@@ -87,9 +87,6 @@ class Link:
         outside = 2 * (cluster.machines - 1) / cluster.machines * 8e-6 / self.wire
         starts = 2 * (cluster.devices - 1 + depth) * self.start + 2 * depth * self.delay
         return starts, size * max(inside, outside)
-
-    def _slowdown(self, cluster):
-        return max(1.0, cluster.devices / self.cores) if self.cores else 1.0
 
     def exposed(self, buckets: Sequence[Bucket], step: float, cluster: Cluster) -> float:
         """Return the milliseconds for which ranks still exchange gradients after their backward pass.

@@ -96,11 +96,6 @@ class Report:
         """The rows of the table, in the order of the plan: one per configuration that is no counterpart."""
         return tuple(row for row in self.all_rows if not row.configuration.role)
 
-    @property
-    def counterparts(self) -> tuple[Row, ...]:
-        """The rows that accompany another row."""
-        return tuple(row for row in self.all_rows if row.configuration.role)
-
     @cached_property
     def all_rows(self) -> tuple[Row, ...]:
         """One row per configuration, in the order of the plan. Only failures count in a block that was set aside."""
@@ -162,14 +157,12 @@ class Report:
 
         Rows that have all cores come last: the time of a step depends on the threads.
         """
-        able = [row.planned for row in self.plan if not (row.skip or row.is_script or row.role)]
-        able = able or [self.plan[0].planned]
-        return min(able, key=lambda planned: planned.threads)
+        return min((row.planned for row in self.able or [self.plan[0]]), key=lambda planned: planned.threads)
 
     @property
-    def device_threads(self) -> int:
-        """CPU threads per device: the same in all rows except those that have all cores."""
-        return self.first.threads
+    def able(self) -> list[Configuration]:
+        """The rows of the suite that can run, without counterparts."""
+        return [row for row in self.plan if not (row.skip or row.is_script or row.role)]
 
     @property
     def swept(self) -> list[str]:
@@ -189,11 +182,6 @@ class Report:
     def only_scripts(self) -> bool:
         """Whether all rows are the user's own training scripts."""
         return all(row.is_script for row in self.plan)
-
-    @property
-    def trains(self) -> bool:
-        """Whether any row of the suite can run, so that the probe has something to measure."""
-        return any(not (row.skip or row.is_script) for row in self.plan)
 
     @property
     def failed(self) -> bool:

@@ -17,7 +17,7 @@ ANOTHER = "name the results.json of a comparison"
 def write_results(report: Report, directory: Path) -> None:
     """Write results.json with a checksum and without the user's name. The report may be incomplete."""
     directory.mkdir(parents=True, exist_ok=True)
-    values = {"schema_version": SCHEMA_VERSION, **_to_json(report)}
+    values = {"schema_version": SCHEMA_VERSION, **without_home(to_json_types(report))}
     write_json({**values, "sha256": json_checksum(values)}, directory / "results.json")
 
 
@@ -63,11 +63,7 @@ def read_results(path: Path) -> Report:
 
 def as_read(report: Report) -> Report:
     """Return a report as it would be after writing and reading it."""
-    return _from_json(_to_json(report))
-
-
-def _to_json(report):
-    return without_home(to_json_types(report))
+    return _from_json(without_home(to_json_types(report)))
 
 
 def _from_json(values):

@@ -53,7 +53,7 @@ WHOLE = ("tests/show/test_seen", "tests/show/test_committed")
 OPERATORS = "Lt Gt|LtE GtE|Eq NotEq|Is IsNot|In NotIn|Add Sub|Mult Div|And Or"
 NAMES = "min max|any all|low high|peak together|fastest_epoch slowest_epoch|train_loss test_loss|mean median|start end|\
 train_seconds evaluate_seconds|startup_seconds total_seconds|samples steps|work exchange|timed_epochs epochs|\
-cpu queued|is_baseline rivals_baseline|rows counterparts|images_per_second epoch_seconds"
+cpu queued|is_baseline rivals_baseline|rows all_rows|images_per_second epoch_seconds"
 CODES = {}  # of the project's modules, to be imported: by file
 RAN = set()  # what has run of the functions of FILES: see marked()
 COMPUTES = (ast.BinOp, ast.Subscript, ast.Assign, ast.Compare)  # numbers elsewhere mostly set a figure's looks

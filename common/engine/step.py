@@ -67,7 +67,7 @@ def accumulate_gradients(train_step: Callable, model: nn.Module, parts: int) -> 
     parameters, no_sync = list(model.parameters()), getattr(model, "no_sync", contextlib.nullcontext)
 
     def step(images, labels, mark):
-        counts = [len(part) for part in _split(labels, parts)]
+        counts = [len(part) for part in labels.tensor_split(max(1, min(parts, len(labels))))]
         loss, before = 0.0, 0
         for number, part in enumerate(zip(images.split(counts), labels.split(counts), strict=True), start=1):
             count = counts[number - 1]
@@ -90,10 +90,6 @@ def _scale(parameters, factor):
     for parameter in parameters if factor != 1 else ():
         if parameter.grad is not None:
             parameter.grad.mul_(factor)
-
-
-def _split(rows, parts):
-    return rows.tensor_split(max(1, min(parts, len(rows))))
 
 
 class LastGradient:

@@ -81,9 +81,7 @@ class CoreClock:
     one that was stopped longest; None without a quota.
     """
 
-    cpu_seconds = 0.0
     queue_seconds: float | None = None
-    throttled_seconds: float | None = None
 
     def __enter__(self):
         self._throttled = throttled_seconds()

@@ -119,15 +119,9 @@ def analyse(report: Report) -> Analysis:
     measures = measure(report)
     standings = compare_with_baselines(report, measures)
     rows = tuple(analyse_row(report, row, standings[row.name], measures) for row in report.rows)
-    return Analysis(
-        report,
-        rows,
-        _find_sweeps(report, rows, measures.asked),
-        project(report, measures.summaries),
-        decide(report, rows, measures),
-        measures.resolution,
-        {role: _pairs(report, rows, role, measures) for role in (TWIN, BEFORE)},
-    )
+    sweeps, projection = _find_sweeps(report, rows, measures.asked), project(report, measures.summaries)
+    pairs = {role: _pairs(report, rows, role, measures) for role in (TWIN, BEFORE)}
+    return Analysis(report, rows, sweeps, projection, decide(report, rows, measures), measures.resolution, pairs)
 
 
 def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Measures) -> tuple[Pair, ...]:
@@ -136,7 +130,7 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
     by_name = {entry.name: entry for entry in rows if entry.row.results}
     couples = [
         (by_name[other.configuration.against], other)
-        for other in report.counterparts
+        for other in report.all_rows
         if other.configuration.role == role and other.results and other.configuration.against in by_name
     ]
     confidence = 1 - (1 - measures.asked.confidence) / max(1, len(couples))
@@ -177,10 +171,8 @@ def _sweep(name: str, entries: list[RowAnalysis], asked: Table, sweeps: int) -> 
 
 def _tied_for_fastest(entries: Sequence[RowAnalysis], asked: Table) -> list[RowAnalysis]:
     """Return the fastest row, with two runs if any row has two, and all rows that do not differ from it provably."""
-    fastest = min(
-        [entry for entry in entries if entry.summary.runs > 1] or entries,
-        key=lambda entry: entry.summary.asked_seconds or math.inf,
-    )
+    twice = [entry for entry in entries if entry.summary.runs > 1]
+    fastest = min(twice or entries, key=lambda entry: entry.summary.asked_seconds or math.inf)
     others = [entry for entry in entries if entry is not fastest]
     ratios = asked.ratios(fastest.name, [other.name for other in others])
     tied = [other for other, ratio in zip(others, ratios, strict=True) if ratio.words not in (FASTER, SLOWER)]

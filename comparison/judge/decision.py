@@ -116,7 +116,7 @@ def _all_cores_missing(report: Report, timed: Sequence[RowAnalysis]) -> bool:
     """Return whether the comparison lacks a row with one process on all cores, which might be the fastest."""
     if timed[0].row.configuration.is_script:
         return False
-    shares = report.first.device == "cpu" and report.device_threads < int(report.environment["cores"])
+    shares = report.first.device == "cpu" and report.first.threads < int(report.environment["cores"])
     methods = {entry.row.configuration.method for entry in timed}
     plans = [entry.row.configuration.planned for entry in timed]
     tried = [row.configuration.planned for row in report.rows if row.all_cores and (row.results or row.out_of_memory)]

@@ -119,6 +119,7 @@ def _remedy(entry: RowAnalysis, cause: Finding, report: Report) -> Remedy | None
     result, planned, devices = entry.row.results[0], entry.row.configuration.planned, entry.standing.devices
     method, accounts, kind = method_of(entry.row.configuration.method), entry.accounts, cause.kind
     place = cause.values.get("place")
+    has_part = devices > 1 and not method.staged and report.settings["scaling"] == "strong"  # a stage has it whole
     of_a_rank = isinstance(place, Finding) and place.kind == "of a rank"  # no flag makes a slow rank faster
     if kind == "straggler" and accounts.straggler:
         kind = accounts.straggler.phase
@@ -133,7 +134,7 @@ def _remedy(entry: RowAnalysis, cause: Finding, report: Report) -> Remedy | None
         change, flags = f"workers {result.world_size}", ("--num-workers", str(result.world_size))
     elif method.without_exchange and (kind == "exchange" or (kind == "backward" and "exchange" not in parts)):
         change, flags = "no exchange", method.without_exchange
-    elif kind in COMPUTATION and _has_share(entry, report) and not of_a_rank:
+    elif kind in COMPUTATION and has_part and not of_a_rank:
         batch = round(planned.batch_size * devices)
         change, flags = f"batch {batch}", ("--batch-size", str(batch))
     else:
@@ -141,12 +142,6 @@ def _remedy(entry: RowAnalysis, cause: Finding, report: Report) -> Remedy | None
     if not predicted or predicted.value <= 0:
         return None
     return Remedy(entry.row.configuration, entry.label, kind, change, flags, phase, predicted)
-
-
-def _has_share(entry: RowAnalysis, report: Report) -> bool:
-    """Return whether each device has a part of the baseline's batch. A stage has the whole batch."""
-    staged = method_of(entry.row.configuration.method).staged
-    return entry.standing.devices > 1 and not staged and report.settings["scaling"] == "strong"
 
 
 def _avoidable_waiting(entry: RowAnalysis, probe: Probe | None) -> Excess:

@@ -17,8 +17,6 @@ from comparison.record import Report
 from comparison.rows import Row
 from comparison.words import count, join, say
 
-MUCH_MEMORY = 0.20  # difference from the baseline's memory that is worth a sentence
-
 
 @dataclass(frozen=True)
 class Costs:
@@ -59,11 +57,6 @@ class RowAnalysis:
     def warnings(self) -> tuple[Finding, ...]:
         """Reasons to doubt its times."""
         return self.summary.warnings
-
-    @property
-    def much_memory(self) -> bool:
-        """Whether its memory differs much from the baseline's."""
-        return self.memory_ratio is not None and abs(self.memory_ratio - 1) >= MUCH_MEMORY
 
     @property
     def name(self) -> str:

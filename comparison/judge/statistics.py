@@ -72,7 +72,7 @@ def dunnett_quantile(comparisons: int, freedom: int, confidence: float = CONFIDE
     def probability(critical: float) -> float:
         reach = critical * deviations[:, None]
         lower, upper = ((loading * common + edge) / rest for edge in (-reach, reach))
-        inside = _normal_probability(upper) - _normal_probability(lower)
+        inside = np.interp(upper, *_normal_table()) - np.interp(lower, *_normal_table())
         return float(density @ inside**comparisons @ shares)
 
     low, high = 0.0, 1.0
@@ -128,10 +128,6 @@ def look_confidence(blocks: tuple[int, ...], spent: tuple[float, ...], columns: 
 def _normal_table() -> tuple[Array, Array]:
     points = np.linspace(-9, 9, 20_001)
     return points, np.array([math.erfc(-point / math.sqrt(2)) / 2 for point in points])
-
-
-def _normal_probability(values: Array) -> Array:
-    return np.interp(values, *_normal_table())
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ def small_batch(case: Case) -> Iterator[Finding]:
     own, whole = (row.configuration.planned for row in (case.row, baseline))
     times = probe.step_milliseconds(own.model)
     few, many = times.get(own.per_device_batch_size), times.get(whole.per_device_batch_size)
-    if few is None or many is None or {own.threads, whole.threads} != {case.report.device_threads}:
+    if few is None or many is None or {own.threads, whole.threads} != {case.report.first.threads}:
         return
     more = few - many * own.per_device_batch_size / whole.per_device_batch_size
     if more >= max(SMALL_BATCH * steps.total.value, WORTH * steps.value):

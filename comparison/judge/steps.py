@@ -158,12 +158,6 @@ def images_per_step(result: RunResult) -> float:
     return result.epochs[-1].samples / result.epochs[-1].steps
 
 
-def account_for_runs(row: Row, baseline: Row, accounts: int = 1) -> Account | None:
-    """Return how a row's whole run differs from the baseline's, in seconds. None if no block has both rows."""
-    pairs = paired(row, baseline, run_time)
-    return make_account(pairs, 1.0, accounts) if pairs else None
-
-
 def paired(row: Row, baseline: Row, measure: Callable[[RunResult], T]) -> list[tuple[T, T]]:
     """Return a measure of both rows' successful runs, block by block."""
     own, other = (
@@ -203,13 +197,12 @@ def find_accounts(row: Row, standing: Standing) -> Accounts:
     baseline = standing.baseline if standing.baseline is not row else None
     steps, whole, usual = None, None, {}
     if baseline and standing.speed_up and not (row.disturbed or baseline.disturbed):
-        baseline_ranks = mean_ranks([rank_means(result) for result in baseline.results])
-        if baseline_ranks:
-            images = images_per_step(row.results[0]) / images_per_step(baseline.results[0])
-            ideal = images / standing.devices
-            usual = {name: long.milliseconds * ideal for name, long in baseline_ranks[0].long.items()}
+        ideal = images_per_step(row.results[0]) / images_per_step(baseline.results[0]) / standing.devices
+        for rank in mean_ranks([rank_means(result) for result in baseline.results])[:1]:
+            usual = {name: long.milliseconds * ideal for name, long in rank.long.items()}
         steps = account_for_steps(row, baseline, standing.devices, standing.accounts)
-        whole = None if row.configuration.is_script else account_for_runs(row, baseline, standing.accounts)
+        pairs = [] if row.configuration.is_script else paired(row, baseline, run_time)
+        whole = make_account(pairs, 1.0, standing.accounts) if pairs else None
     return Accounts(
         steps=steps,
         runs=whole,

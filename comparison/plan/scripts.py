@@ -89,13 +89,8 @@ def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list
     why_not = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
     if any(re.fullmatch(LAUNCHERS, Path(word).name) for word in row.command):
         why_not = "the script has ranks of its own"
+    skip = {**dict.fromkeys(changed, ""), RANKS: why_not}
     return [
-        replace(
-            row,
-            name=f"{row.name}-{kind}",
-            label=label,
-            command=("env", *change, *row.command),
-            skip=why_not if kind == RANKS else "",
-        )
+        replace(row, name=f"{row.name}-{kind}", label=label, command=("env", *change, *row.command), skip=skip[kind])
         for kind, (label, change) in changed.items()
     ]

@@ -17,7 +17,6 @@ from comparison.judge.projection import device_batch
 from comparison.outcomes import Outcome
 from comparison.plan.plan import type_flags
 from comparison.record import Report
-from comparison.rows import Configuration
 from comparison.run.equivalence import STEPS as CHECK_STEPS
 from comparison.run.forked import can_be_forked, seconds_saved
 from comparison.run.launch import ask
@@ -98,17 +97,12 @@ def guesses_of(report: Report, **changed: int) -> dict[str, float]:
     return {row.name: guess(row) for row in report.plan}
 
 
-def runnable_rows(report: Report) -> list[Configuration]:
-    """Return the rows that can run and are no user scripts."""
-    return [row.configuration for row in report.rows if not (row.configuration.skip or row.configuration.is_script)]
-
-
 def checks_maths(report: Report) -> bool:
     """Return whether to compare the rows' weights with one device's.
 
     By default that is so if the check takes little of the comparison's time and a row divides the batch or network.
     """
-    asked, budget, able = report.settings["check_maths"], report.settings["budget"], runnable_rows(report)
+    asked, budget, able = report.settings["check_maths"], report.settings["budget"], report.able
     if asked is not None or not able:
         return bool(asked and able)
     guesses, steps = guesses_of(report), guesses_of(report, epochs=1, max_steps=CHECK_STEPS)
@@ -180,7 +174,7 @@ def print_estimate(report: Report, shared_flags: list[str]) -> None:
     """Measure a step and print how long the comparison would take, as shell comments. Needs the data set on disk."""
     settings: Mapping[str, Any] = report.settings
     dataset, root = settings["dataset"], settings["data_root"]
-    if max(settings["nodes"]) > 1 or not report.trains:
+    if max(settings["nodes"]) > 1 or not report.able:
         return
     checks = {check["name"]: check["status"] for check in describe(root, "--dataset", dataset)["checks"]}
     if checks.get(f"data: {dataset}", "ok") != "ok":

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,11 +32,6 @@ class Start:
         return self.ranks[0][0]["world"] if self.ranks else 0
 
     @property
-    def first_step(self) -> float:
-        """When rank 0 finished its first step, in seconds since the Unix epoch. Needs a step."""
-        return self.ranks[0][0]["first_step"]
-
-    @property
     def all_slices(self) -> list[list[dict[str, Any]]]:
         """The slices that all ranks have finished, each as a list of the ranks' records."""
         if len(self.ranks) != self.world:
@@ -55,11 +49,6 @@ def read_start(directory: Path) -> Start:
     files = sorted(directory.glob("rank-*.jsonl"), key=lambda file: int(file.stem.partition("-")[2]))
     lines = [file.read_text(encoding="utf-8").splitlines(keepends=True) for file in files]
     return Start([[json.loads(line) for line in own if line.endswith("\n")] for own in lines if own])
-
-
-def step_seconds(ranks: Sequence[dict[str, Any]]) -> float:
-    """Return the median time of a step of rank 0 in a slice."""
-    return statistics.median(map(sum, ranks[0]["series"])) / 1000
 
 
 def result_of(starts: Sequence[Start], command: str, startup_seconds: float, environment: Environment) -> RunResult:

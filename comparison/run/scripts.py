@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from comparison.outcomes import Outcome
 from comparison.rows import Configuration
 from comparison.run.forked import python_path
 from comparison.run.launch import TIMED_OUT, started
-from comparison.run.observed import Start, read_start, result_of, step_seconds, with_batch
+from comparison.run.observed import Start, read_start, result_of, with_batch
 from comparison.run.turns import Run, own_seconds
 
 OBSERVER = PROJECT / "common" / "observer"  # on PYTHONPATH, so that every Python process imports its sitecustomize
@@ -58,7 +59,8 @@ class Slices:
         """
         if isinstance(self.length, int):
             return self.length
-        wanted = max(1, math.ceil(self.length / max(step_seconds(first), 1e-6)))
+        step = statistics.median(map(sum, first[0]["series"])) / 1000  # of rank 0, in seconds
+        wanted = max(1, math.ceil(self.length / max(step, 1e-6)))
         known = [self.known[other] for other in sorted(self.known, key=lambda other: other != name)]
         self.known[name] = next((steps for steps in known if wanted / ALIKE <= steps <= wanted * ALIKE), wanted)
         return self.known[name]
@@ -140,7 +142,7 @@ class ScriptRun(Run):
         code = super()._exit_code()
         self._start = start = read_start(self._place)
         if self._startup is None and start.ranks:
-            self._startup = start.first_step - self._launched
+            self._startup = start.ranks[0][0]["first_step"] - self._launched
         measured = self._measured(start)
         if measured >= SLICES or (code == 0 and start.slices):
             self._starts.append(start)

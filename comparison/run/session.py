@@ -28,7 +28,6 @@ from comparison.run.forecast import (
     loader_warnings,
     pace_of_forks,
     run_probe,
-    runnable_rows,
     seconds_left,
 )
 from comparison.run.forked import close_templates, prepare
@@ -134,7 +133,7 @@ def _announce(report):
 
 def _prepared(report, shared_flags, output):
     """Return the report with the probe, fitted batches, the decision about turns, and the check of the maths."""
-    if not report.probe and report.trains:
+    if not report.probe and report.able:
         report = replace(report, probe=run_probe(report, shared_flags))
         for sentence in loader_warnings(report):
             print(f"warning: {sentence}", file=sys.stderr, flush=True)
@@ -149,7 +148,7 @@ def _prepared(report, shared_flags, output):
             print(f"The rows of a block take turns, {part} by {part}, so that their runs end together")
         report = replace(report, in_turns=not obstacle)
     if not report.equivalence and checks_maths(report):
-        able = runnable_rows(report)
+        able = report.able
         if report.cut_steps:  # otherwise the start-up may count, and is not measured beside a training
             prepare((row.launched for row in able), wait=False)
         print("Checking that all rows compute the same, in short trainings", flush=True)

@@ -43,8 +43,8 @@ def write_html(analysis: Analysis, path: Path, figures: Sequence[Path], proofs: 
         warnings=warned,
         opened=[figure for figure in figures if figure.name in OPEN],
         sections=[
-            (section.heading, [part for part in section.parts if part != (LIST, warned)])
-            for section in sections(analysis, others, proofs, "html")
+            (heading, [part for part in parts if part != (LIST, warned)])
+            for heading, parts in sections(analysis, others, proofs, "html").items()
         ],
     )
     write_text(printable(text), path)

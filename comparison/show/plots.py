@@ -10,7 +10,7 @@ from common.files.plots import draw_timeline, new_figure, new_panels
 from common.files.results import PHASES
 from comparison.judge.analysis import Analysis
 from comparison.judge.ranks import kernel_milliseconds
-from comparison.judge.row_analysis import MUCH_MEMORY, RowAnalysis
+from comparison.judge.row_analysis import RowAnalysis
 from comparison.judge.statistics import FASTER, SLOWER
 from comparison.methods import METHODS, Look, method_of
 from comparison.show.sentences import mebibytes, milliseconds
@@ -21,6 +21,7 @@ BELOW = "outside lower center"  # a location for legends
 WIDE = 8  # largest ÷ smallest ratio, above which the axis is logarithmic
 ROW_COLUMNS, LEGEND_COLUMNS = 43, 39  # characters in a line of a label
 NUMBER_SHARE = 0.0225  # of the width of all panels, for each digit of a number beside their bars
+MUCH_MEMORY = 0.20  # difference from the baseline's memory that is worth a sentence
 SMALL = 0.01  # share of the longest step: a phase that takes less in every row has no panel
 
 
@@ -146,7 +147,7 @@ def memory_finding(entries: Sequence[RowAnalysis]) -> str:
     compared = [entry for entry in entries if entry.memory_ratio]
     if not compared:
         return say("Peak memory of a device")
-    much = [entry for entry in compared if entry.much_memory]
+    much = [entry for entry in compared if abs((entry.memory_ratio or 1.0) - 1) >= MUCH_MEMORY]
     if not much and any(not (entry.memory_ratio or entry.is_baseline) for entry in entries):
         return say("No compared row needs {n:.0%} more or less memory than its baseline", n=MUCH_MEMORY)
     if not much:

@@ -136,7 +136,7 @@ def notes(analysis: Analysis) -> list[str]:
     alone = [row for row in measured if row.all_cores]
     if alone and len(alone) < len(measured):
         threads = count(alone[0].results[0].threads_per_process, "thread")
-        values = {"threads": threads, "n": report.device_threads}
+        values = {"threads": threads, "n": report.first.threads}
         sentences.append(sentence("all-cores row", rows=join(", ", [row.label for row in alone]), **values))
     if any(row.simulated for row in report.rows):
         sentences.append(sentence("simulated rows"))

@@ -155,8 +155,8 @@ def markdown_report(analysis: Analysis, figures: list[Path], proofs: Sequence[Pr
     """Return the text of report.md."""
     command = " ".join(printable(analysis.report.command).replace("`", "'").split())  # a backtick would end the code
     parts = [f"# {markdown(analysis.report.title)}", f"{render(say('Made by'))} `{command}`."]
-    for section in sections(analysis, figures, proofs, "github"):
-        parts += [f"## {render(section.heading)}", *(MARKDOWN[kind](content) for kind, content in section.parts)]
+    for heading, contents in sections(analysis, figures, proofs, "github").items():
+        parts += [f"## {render(heading)}", *(MARKDOWN[kind](content) for kind, content in contents)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,7 +1,6 @@
 """The sections of a report, independent of its format."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,11 @@ UNITS: dict[str, Callable[[Any], str]] = dict(  # how to show settings that have
 )
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading and its parts, each a kind and its content."""
-
-    heading: str
-    parts: list[tuple[str, Any]]
+Parts = list[tuple[str, Any]]  # of a section, each a kind and its content
 
 
-def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str) -> list[Section]:
-    """Return all sections that have content, with tables in one of tabulate's formats."""
+def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof], tablefmt: str) -> dict[str, Parts]:
+    """Return all sections that have content, by their headings, with tables in one of tabulate's formats."""
     report = analysis.report
     before = details.before_table(analysis, tablefmt)
     accounts = details.account_tables(analysis, tablefmt)
@@ -54,7 +48,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
     ]
     machine = [(name, _listed(value, ", ")) for name, value in report.environment.items() if value]
     settings = list(_settings(report))
-    every: dict[str, list[tuple[str, Any]]] = {
+    every: dict[str, Parts] = {
         "Result": [
             *((TEXT, text) for text in remarks.resolution(analysis)),
             (TABLE, main_table(analysis, tablefmt)),
@@ -94,7 +88,7 @@ def sections(analysis: Analysis, figures: Sequence[Path], proofs: Sequence[Proof
         "Commands": [(CODE, "\n".join(outcome.command for outcome in report.outcomes))],
     }
     whole = {heading: [part for part in parts if part[1]] for heading, parts in every.items()}
-    return [Section(heading, parts) for heading, parts in whole.items() if parts]
+    return {heading: parts for heading, parts in whole.items() if parts}
 
 
 def _settings(report):

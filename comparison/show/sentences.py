@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from common.errors import OUT_OF_MEMORY
 from comparison.judge.analysis import Analysis, Sweep
 from comparison.judge.row_analysis import RowAnalysis
-from comparison.judge.statistics import FASTER, SLOWER, Ratio, decimals
+from comparison.judge.statistics import Ratio, decimals
 from comparison.judge.summaries import A_THOUSAND, Finding
 from comparison.methods import method_of
 from comparison.outcomes import Trial
@@ -69,9 +69,7 @@ def efficiency(share: Ratio) -> str:
 
 def longer(ratio: Ratio) -> str:
     """Return a ratio of times (above 1 is slower) with its interval and conclusion."""
-    inverted: dict[str, str] = {FASTER: SLOWER, SLOWER: FASTER}
-    words = inverted.get(ratio.words, ratio.words)
-    return say("{ratio} ({words})", ratio=ratio, words=words)
+    return say("{ratio} ({words})", ratio=ratio, words=ratio.inverse.words)
 
 
 def mebibytes(size: float) -> str:

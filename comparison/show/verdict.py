@@ -89,7 +89,7 @@ def _device(analysis):
     report = analysis.report
     if report.first.device == "gpu" or report.only_scripts:
         return []
-    return [say("Device: {n} of {cores}.", n=report.device_threads, cores=count(report.environment["cores"], "core"))]
+    return [say("Device: {n} of {cores}.", n=report.first.threads, cores=count(report.environment["cores"], "core"))]
 
 
 def _one_learning_rate(analysis):

@@ -78,12 +78,12 @@ def test_scripts_are_compared_alone_or_with_methods(flags, steps, planned):
     both = planned(f"--script 'a=python a.py' --methods single {flags}")
     assert [row.method for row in both.plan] == ["single", "script"]
     crowded = planned(f"--script 'python a.py' --methods single --threads-per-device 4 {flags}")  # more than cores
-    assert (crowded.first.model, crowded.first.batch_size, crowded.device_threads) == ("vgg", 128, 4)
+    assert (crowded.first.model, crowded.first.batch_size, crowded.first.threads) == ("vgg", 128, 4)
 
 
 def test_scripts_run_where_no_method_can(planned):
     report = planned("--methods ddp --nproc 2 --script 'a=python a.py' --check-maths", gpus=1)
-    assert [bool(row.skip) for row in report.plan] == [True, False] and not report.trains
+    assert [bool(row.skip) for row in report.plan] == [True, False] and not report.able
     assert guesses_of(report) == {"ddp": 0.0, "script-a": SCRIPT_SECONDS} and not checks_maths(report)
 
 

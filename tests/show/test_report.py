@@ -312,8 +312,7 @@ def test_very_short_and_very_long_times_are_readable():
 
 def settings_of(**settings):
     """The table of settings, without those of every made-up report."""
-    parts = {part.heading: part.parts for part in sections(analyse(report_of(SINGLE, **settings)), [], [], "plain")}
-    ((_, table),) = parts["Settings"]
+    ((_, table),) = sections(analyse(report_of(SINGLE, **settings)), [], [], "plain")["Settings"]
     return {re.sub(r" {2,}", ": ", line.strip()) for line in table.splitlines()[1:]}
 
 

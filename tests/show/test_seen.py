@@ -497,17 +497,17 @@ def test_scripts_are_shown_by_the_time_for_1000_samples(tmp_path):
 def test_scripts_have_looks_of_their_own_and_no_settings_of_methods():
     looks = [row_plots.style_of(OF_SCRIPTS, entry) for entry in OF_SCRIPTS.rows]
     assert looks[0]["color"] != looks[1]["color"] and [look["alpha"] for look in looks] == [1.0, 1.0]
-    parts = {section.heading: section.parts for section in sections(OF_SCRIPTS, [], [], "plain")}
-    ((_, settings),) = parts["Settings"]
+    ((_, settings),) = sections(OF_SCRIPTS, [], [], "plain")["Settings"]
     assert [line.split()[0] for line in settings.splitlines()[1:]] == ["repeats", "seed", "warmup"]
 
 
 def test_what_is_of_a_slice_is_not_called_an_epochs():
     outcomes = (replace(one, cards=(CardUse("cuda:0", joules=20.0),)) for one in OF_SCRIPTS.report.outcomes)
     sizes = (replace(one, result=replace(one.result, reserved_memory_bytes=(1,))) for one in outcomes)
-    for section in sections(analyse(replace(OF_SCRIPTS.report, outcomes=tuple(sizes))), [], [], "plain"):
-        if section.heading.startswith(("Every slice", "The GPUs", "Result")):
-            table = next(content for kind, content in section.parts if kind == TABLE)
+    shown = sections(analyse(replace(OF_SCRIPTS.report, outcomes=tuple(sizes))), [], [], "plain")
+    for title, parts in shown.items():
+        if title.startswith(("Every slice", "The GPUs", "Result")):
+            table = next(content for kind, content in parts if kind == TABLE)
             heading = {"Every": "slice", "The": "Energy (J per slice)", "Result": "Samples/J"}
-            assert heading[section.heading.split()[0]] in table and "epoch" not in table
-        assert "epoch" not in section.heading
+            assert heading[title.split()[0]] in table and "epoch" not in table
+        assert "epoch" not in title

@@ -287,7 +287,7 @@ def test_a_disturbance_of_many_rows_is_one_sentence_with_the_largest():
     report = report_of(*rows, foreign_cores={row.name: cores for (row, _), cores in busy})
     analysis, most = analyse(report), "kept up to 0.5 of 1 core busy"
     assert terminal_text(analysis).count("other programs") == " ".join(terminal_text(analysis).split()).count(most) == 1
-    said = [str(content) for section in sections(analysis, [], [], "plain") for _, content in section.parts]
+    said = [str(content) for parts in sections(analysis, [], [], "plain").values() for _, content in parts]
     assert "\n".join(said).count(most) == 1 and words.verdict(analysis) == recommendations(report)
     told, (step,) = tell_disturbed(report.rows[:2]), next_step(analysis)
     assert most in step and most in told and "“SINGLE” and “DDP”" in told

@@ -97,8 +97,8 @@ def test_nothing_is_left_in_english(report):
     asides = {result.reason for row in report.all_rows for result in row.results}  # stored in English
     with speaking("zh"):
         shown = [terminal_text(analysis)]
-        for section in sections(analysis, [], [], "plain"):
-            for kind, content in section.parts if section.heading not in ("Settings", "Machine", "Commands") else ():
+        for heading, parts in sections(analysis, [], [], "plain").items():
+            for kind, content in parts if heading not in ("Settings", "Machine", "Commands") else ():
                 shown += map(render, content if kind == LIST else [content])
         for reason in asides:
             shown = [text.replace(render(named(reason)), "") for text in shown]
