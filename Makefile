@@ -6,7 +6,7 @@ PYTHON ?= python3
 compare: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 2 --check-maths
 
-# A shorter comparison, in about 20 seconds: three methods and few steps.
+# A shorter comparison, in about 15 seconds: three methods and few steps.
 demo: .venv/installed
 	.venv/bin/python compare_parallel.py --dataset synthetic-cifar10 --model lenet --epochs 1 --max-steps 25 --warmup 4 \
 	  --methods single single-all-cores ddp --repeats 3 --check-maths --output-dir figures/demo
