@@ -122,7 +122,7 @@ def seconds_left(left: Iterable[tuple[int, str]], outcomes: tuple[Outcome, ...],
 
 
 def forks_rows(report: Report) -> bool:
-    """Return whether rows are forked: all or none, as a fork may train 2% slower or faster than a new process."""
+    """Return whether rows are forked: all or none, as forks train slower (benchmarks/startup.py)."""
     return all(can_be_forked(row.launched) for row in report.plan if not row.skip)
 
 

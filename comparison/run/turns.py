@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -215,16 +216,9 @@ class Run(contextlib.ExitStack):
         return "failed", why
 
 
-def run_once(
-    configuration: Configuration,
-    block: int,
-    seed: int,
-    directory: Path,
-    timeout: float | None = None,
-    forks: bool = True,
-) -> Outcome:
-    """Run a configuration to its end."""
-    return run_whole(Run(configuration, block, seed, directory, timeout, forks))
+def run_once(configuration: Configuration, *how: Any, **more: Any) -> Outcome:
+    """Run a configuration to its end. how, more: the other arguments of Run."""
+    return run_whole(Run(configuration, *how, **more))
 
 
 def run_whole(run: Run) -> Outcome:

@@ -27,8 +27,6 @@ UNITS: dict[str, Callable[[Any], str]] = dict(  # how to show settings that have
     memory_limit=lambda size: f"{mebibytes(size)} MiB",
     steps=lambda steps: f"{steps:g} s" if isinstance(steps, float) else str(steps),
 )
-
-
 Parts = list[tuple[str, Any]]  # of a section, each a kind and its content
 
 
