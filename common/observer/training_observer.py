@@ -6,6 +6,7 @@ the network's first argument if there is none, or if steps use a batch again.
 """
 
 import atexit
+import functools
 import gc
 import glob
 import json
@@ -248,9 +249,20 @@ class Observer:
         self.unpause()
         self.mark(self.outer_phase)
         self.outer_phase = "exchange"
-        if self.change.exchange(optimizer):
+        closure = named.get("closure") or next(iter(arguments[1:]), None)  # arguments[0] is the optimizer
+        if not closure and self.change.exchange(optimizer):
             self.mark("exchange")
         self.outer_phase = "update"
+        if closure and self.change.ranks:
+            return arguments[:1], {**named, "closure": functools.partial(self.exchange_after, closure, optimizer)}
+
+    def exchange_after(self, closure, optimizer):
+        """Call a closure, and exchange the gradients that it computes."""
+        loss = closure()
+        self.mark("update")
+        self.change.exchange(optimizer)
+        self.mark("exchange")
+        return loss
 
     @opaque
     def after_update(self, optimizer, arguments, named):
@@ -264,6 +276,7 @@ class Observer:
         self.others = 0 if steps else self.others + 1
         if first and not self.file:
             self.thread = self.thread or threading.get_ident()
+            self.change.check()
             self.find_rank(optimizer)
         if optimizer not in self.optimizers:
             self.optimizers.add(optimizer)

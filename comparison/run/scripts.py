@@ -172,7 +172,8 @@ class ScriptRun(Run):
             return (result, "") if result.global_batch_size else (None, f"; {NO_SAMPLES}{log}")
         start = self._start
         if not start.ranks:
-            return None, (f"; {NOTHING_SEEN}" if self.configuration.is_script else ", before its first step") + log
+            seen = self.configuration.is_script and exit_code in (0, TIMED_OUT)
+            return None, (f"; {NOTHING_SEEN}" if seen else ", before its first step") + log
         steps = sum(ranks[0]["steps"] for ranks in start.all_slices)
         if len(start.ranks) < start.world:
             return None, f"; of {count(start.world, 'rank')} {len(start.ranks)} trained{log}"

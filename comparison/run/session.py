@@ -65,7 +65,9 @@ def continued(report: Report, file: Path) -> Report:
 
     Only whole blocks are kept: runs of different hours must not be compared. Of failed runs and checks, none are.
     """
-    earlier, planned = read_results(file), as_read(report)
+    earlier = read_results(file)
+    report = leave_out(report, {row.name: row.skip for row in earlier.plan if row.what_if and row.skip})
+    planned = as_read(report)
     then, now = ({**each.settings, **each.environment} for each in (earlier, planned))
     changed = [f"{name} {then.get(name)} → {now.get(name)}" for name in then | now if then.get(name) != now.get(name)]
     rows_then, rows_now = (with_largest(each.plan, earlier.trials) for each in (earlier, planned))
@@ -175,6 +177,7 @@ def _run_blocks(report, output):
         seconds = time.perf_counter() - start
         pace = seconds / sum(outcome.wall_seconds for outcome in report.outcomes[before:])  # forks start sooner
         used, longest = used + seconds, max(longest, seconds, spent(report)[1])
+        report = leave_out(report, _failed_variants(report))
         if report.fitted and (smaller := fit_again(report, output)):
             report = smaller
             continue
@@ -185,6 +188,22 @@ def _run_blocks(report, output):
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
     return report
+
+
+def leave_out(report: Report, reasons: Mapping[str, str]) -> Report:
+    """Return the report with these rows (name → reason) skipped, and without their runs."""
+    return replace(
+        report,
+        plan=tuple(replace(row, skip=reasons.get(row.name, row.skip)) for row in report.plan),
+        order=tuple(run for run in report.order if run[1] not in reasons),
+        outcomes=tuple(outcome for outcome in report.outcomes if outcome.configuration not in reasons),
+    )
+
+
+def _failed_variants(report):
+    """Return the reasons of variants of a script that never ran well: the change may not suit it."""
+    rows = (row for row in report.rows if row.configuration.what_if and row.troubles and not row.results)
+    return {row.configuration.name: row.troubles[0].reason.removeprefix("RuntimeError: ") for row in rows}
 
 
 def _tell_run(report, outcome, guesses, pace):

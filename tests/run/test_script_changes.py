@@ -72,15 +72,36 @@ while True:
 """
 
 
+LOADER = "DataLoader(TensorDataset(torch.randn(400, 2, 4, 4)), 8)"
+CLOSURE = SCRIPT.replace(
+    """        values = network(images)
+        values.square().mean().backward()
+        optimizer.step()
+""",
+    """        def closure():
+            global values
+            optimizer.zero_grad()
+            values = network(images)
+            values.square().mean().backward()
+        optimizer.step(closure)
+""",
+)
+
+
 def run_variant(kind, directory, monkeypatch, script=SCRIPT):
-    """Run a variant. Return what each process saw after twelve steps, and the result."""
+    """Run a variant. Return its outcome."""
     monkeypatch.setattr(scripts, "SLICES", 1)
     (directory / "train.py").write_text(script)
     command = shlex.join([sys.executable, str(directory / "train.py"), str(directory)])
     machine = Machine(0, 2, bf16=True)
     (plain,) = script_rows([parse_script(f"mine={command}")], machine)
     row = {row.what_if: row for row in (plain, *variants_of(plain, machine, None))}[kind]
-    outcome = run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10), ENVIRONMENT))
+    return run_whole(ScriptRun(row, 1, directory, 60.0, Slices(5, 10), ENVIRONMENT))
+
+
+def run_well(kind, directory, monkeypatch, script=SCRIPT):
+    """Run a variant. Return what each process saw after twelve steps, and the result."""
+    outcome = run_variant(kind, directory, monkeypatch, script)
     assert outcome.status == "ok", outcome.reason
     return [json.loads(file.read_text()) for file in directory.glob("*.json")], outcome.result
 
@@ -98,21 +119,37 @@ PLAIN = {"batch": 8, "workers": 0, "autocast": False, "type": "torch.float32", "
     ],
 )
 def test_a_variant_changes_only_what_it_says(kind, changed, tmp_path, monkeypatch):
-    (seen,), result = run_variant(kind, tmp_path, monkeypatch)
+    (seen,), result = run_well(kind, tmp_path, monkeypatch)
     assert {name: seen[name] for name in PLAIN} == PLAIN | changed
     assert result.workers_per_process == seen["workers"]
 
 
-def test_ranks_share_a_batch_and_average_their_gradients(tmp_path, monkeypatch):
-    (one, other), result = run_variant("ranks", tmp_path, monkeypatch)
+@pytest.mark.parametrize("script", [SCRIPT, pytest.param(CLOSURE, marks=pytest.mark.slow)], ids=["", "closure"])
+def test_ranks_share_a_batch_and_average_their_gradients(script, tmp_path, monkeypatch):
+    (one, other), result = run_well("ranks", tmp_path, monkeypatch, script)
     assert one["gradient"] == other["gradient"] != 0 and one["batch"] == other["batch"] == 4
     assert one["rank"] is None  # the script does not notice the other rank
     assert (result.world_size, result.global_batch_size) == (2, 8) and result.timed_epochs[0].phases.exchange > 0
 
 
+@pytest.mark.parametrize(
+    "kind, script, loader, reason",
+    [
+        ("workers", SCRIPT, "[torch.randn(1, 8, 2, 4, 4)] * 50", "no DataLoader whose num_workers could become 2"),
+        pytest.param("workers", SCRIPT, f"{LOADER[:-1]}, num_workers=2)", "could become 2", marks=pytest.mark.slow),
+        pytest.param("ranks", SCRIPT, f"{LOADER[:-2]}batch_sampler=[[0, 1]])", "could share", marks=pytest.mark.slow),
+        pytest.param("ranks", CLOSURE.replace("SGD", "LBFGS"), LOADER, "LBFGS", marks=pytest.mark.slow),
+    ],
+)
+def test_a_change_without_effect_or_sense_is_an_error(kind, script, loader, reason, tmp_path, monkeypatch):
+    script = script.replace(LOADER, loader).replace("0.01, momentum=0.9", "0.01" if "LBFGS" in script else "0.01, 0.9")
+    outcome = run_variant(kind, tmp_path, monkeypatch, script)
+    assert outcome.status == "failed" and reason in outcome.reason and "python -I" not in outcome.reason
+
+
 @pytest.mark.slow
 def test_ranks_skip_the_same_steps_of_a_gradient_scaler(tmp_path, monkeypatch):
     """One rank's gradients are infinite in every third step. Both begin with their own weights."""
-    seen, _ = run_variant("ranks", tmp_path, monkeypatch, SCALED)
+    seen, _ = run_well("ranks", tmp_path, monkeypatch, SCALED)
     assert sorted(one["overflows"] for one in seen) == [False, True]
     assert [one["updates"] for one in seen] == [8, 8]

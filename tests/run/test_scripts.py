@@ -15,6 +15,7 @@ import torch
 
 from common.errors import OUT_OF_MEMORY
 from common.machine.lifetime import TAG, own_tag
+from common.observer.training_changes import Change
 from common.observer.training_observer import Observer, sample_count, samples_of
 from comparison.methods import Machine
 from comparison.plan.scripts import parse_script, script_rows
@@ -46,7 +47,7 @@ def train(style, directory, launcher=sys.executable, slices=SLICES, script=TRAIN
 def observer_in(directory, steps=1000):
     """Return an Observer of this process, whose slices have so many steps."""
     (directory / "plan.json").write_text(json.dumps({"steps": steps, "alone": 0.0}))
-    return Observer(torch, str(directory), SimpleNamespace(exchange=lambda _: False, network=lambda *_: None))
+    return Observer(torch, str(directory), Change(torch, directory))
 
 
 @pytest.fixture

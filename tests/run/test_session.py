@@ -17,7 +17,7 @@ from common.errors import FAILED, OUT_OF_MEMORY, USAGE, SuiteError
 from common.files.checksums import CODE, code_checksum
 from compare_parallel import output_to
 from comparison.judge.analysis import analyse
-from comparison.outcomes import Trial
+from comparison.outcomes import Outcome, Trial
 from comparison.plan.plan import make_order
 from comparison.record import Equivalence
 from comparison.results_file import read_results, write_results
@@ -176,6 +176,23 @@ def test_an_interrupted_comparison_continues_only_with_equal_settings(run, tmp_p
     capsys.readouterr()
     assert len(run(resume=file).outcomes) == 4
     assert "4 runs: 2 rows x 2 blocks, of which 2 are kept" in capsys.readouterr().out
+
+
+def test_a_variant_of_a_script_that_never_ran_well_is_left_out(run, tmp_path, monkeypatch):
+    slices = {"warmup": 5, "steps": 10}
+    variant = replace(
+        configuration("script", command=("python", "-m", "mine")), name="script-mine-workers", label="2 loader workers"
+    )
+
+    def fail(started):
+        return Outcome(variant.name, started._block, "failed", "RuntimeError: it has no DataLoader", "", "", 1, 1.0)
+
+    monkeypatch.setattr(session, "run_whole", fail)
+    run(other=variant, stop=2, **slices)
+    report = run(other=variant, resume=tmp_path / "results.json", **slices)
+    assert [row.skip for row in report.plan] == ["", "it has no DataLoader"]
+    assert [(outcome.configuration, outcome.block) for outcome in report.outcomes] == [("single", 1), ("single", 2)]
+    assert not report.left
 
 
 @pytest.mark.parametrize("good", [True, False])
