@@ -1,6 +1,7 @@
 """Rows of --script: commands of the user's own training scripts, and variants that may be faster."""
 
 import argparse
+import itertools
 import json
 import re
 import shlex
@@ -26,7 +27,7 @@ LAUNCHERS = r"torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpi
 
 
 def parse_script(text: str) -> str:
-    """Parse [NAME=]COMMAND for argparse. Return NAME=COMMAND; the default name is that of the first .py file."""
+    """Parse [NAME=]COMMAND for argparse. Return NAME=COMMAND; by default, NAME is the first .py file or module."""
     name, equals, command = text.partition("=")
     if not equals or not name.isidentifier():
         name, command = "", text
@@ -37,7 +38,8 @@ def parse_script(text: str) -> str:
     if not words:
         raise argparse.ArgumentTypeError(f'needs a command, e.g. "python train.py", found {text!r}')
     files = [Path(word).stem for word in words if word.endswith(".py")]
-    return f"{name or (files or [Path(words[0]).name])[0]}={command}"
+    modules = [word.rpartition(".")[2] for option, word in itertools.pairwise(words) if option == "-m"]
+    return f"{name or [*files, *modules, Path(words[0]).name][0]}={command}"
 
 
 def script_rows(scripts: list[str], machine: Machine) -> list[Configuration]:

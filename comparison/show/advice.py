@@ -238,7 +238,7 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
         yield sentence("only simulated")
     elif kind == "not measured" and not (analysis.sweeps or analysis.pairs[BEFORE]):
         yield say("leave out --methods to compare all, or name a second one.")
-    if kind == "use" and best.row.configuration.what_if:
+    if kind == "use" and best.row.configuration.what_if and not any(entry.is_baseline for entry in decision.tied):
         yield say("make the change “{row}”; the report says how.", row=best.label)
     if kind == "use" and any(not decision.ratios[entry.name].decided for entry in decision.tied):
         typed = {"--budget": settings.get("budget") not in (None, BUDGET), "--margin": settings["margin"] is not None}

@@ -29,6 +29,7 @@ from comparison.show.sentences import (
 from comparison.words import count, join, named, say
 
 MOST_PARTS = 2  # of a step, on the screen
+RAGGED = 0.1  # relative difference from which a script's most frequent batch size does not describe its steps
 REST = 0.1  # share of a step's difference: a larger remainder without a proved cause is mentioned
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
@@ -106,6 +107,10 @@ def _step_of_script(analysis):
         return []
     entry = analysis.done[0]
     numbers, batch = entry.summary, entry.row.results[0].global_batch_size
+    epochs = [epoch for result in entry.row.results for epoch in result.timed_epochs]
+    mean = sum(epoch.samples for epoch in epochs) / sum(epoch.steps for epoch in epochs)
+    if abs(mean / batch - 1) > RAGGED:  # `batch` is the most frequent number
+        batch = round(mean)
     parts = join(", ", [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()])
     sentences = [sentence("step of a script", row=entry.label, n=batch, x=numbers.step_milliseconds, parts=parts)]
     if loading := with_loader_workers(entry.row, numbers, int(analysis.report.environment["cores"])):

@@ -103,6 +103,13 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     assert "its loader alone takes 8.0 ms per batch" in told and "at least 65.0 ms" in told
 
 
+@pytest.mark.parametrize("samples, told", [(98, 100), (46, 46)])
+def test_a_step_has_the_most_frequent_number_of_samples_unless_most_have_others(samples, told):
+    planned, made = script("mine", 20.0, samples=samples)
+    made = [replace(run, global_batch_size=100) for run in made]
+    assert f"mine: a step of {told} samples takes" in terminal_text(analyse(report((planned, made))), width=200)
+
+
 def test_scripts_beside_methods_are_judged_by_samples_and_have_no_epochs(tmp_path):
     """The wall time of a script's run is that of its slices, which may have any length."""
     ddp = configuration("ddp", per_device_batch_size=50)

@@ -272,6 +272,7 @@ def test_the_name_of_a_row_contains_no_directory():
         ("python train.py --lr=0.1", "train", ["python", "train.py", "--lr=0.1"]),
         ("torchrun --nproc_per_node=2 a/b.py", "b", ["torchrun", "--nproc_per_node=2", "a/b.py"]),
         ("/opt/bin/train", "train", ["/opt/bin/train"]),
+        ("python -m lab.train --lr 1", "train", ["python", "-m", "lab.train", "--lr", "1"]),
     ],
 )
 def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, monkeypatch):

@@ -208,6 +208,10 @@ NEXT = {  # situation → (report, part of the next step)
     ),
     "before": (report_of(SINGLE, (counterpart(SINGLE[0], BEFORE, BEFORE, ()), SINGLE[1])), None),
     "a change": (report_of(script("mine", 20.0), variant("memory", 10.0), warmup=10), "make the change “memory”; the"),
+    "a tied change": (
+        report_of(script("mine", 20.0, blocks=(0.6, 1.4, 1.0)), variant("memory", 18.0), warmup=10),
+        "would",
+    ),
     "own batches": (report_of(SINGLE, TWICE, fit_batch=True), "--target-accuracy"),
     "twins": (again(report_of(SINGLE, DDP)), "when the machine is quiet"),
     "tied": (report_of(SINGLE, DDP, halved("pipeline"), UNSURE), "--repeats 12 (now 3) would"),
