@@ -16,7 +16,8 @@ from common.errors import USAGE, SuiteError
 from common.files.results import RunResult
 from common.models.build import Network, block_names, out_of_place, refuse_uncut, split_index
 from common.ranks.group import Rank
-from common.ranks.stages import cut_model, refuse_small_batch, where_cut
+from common.ranks.stages import cut_model, where_cut
+from common.settings.contradictions import check_micro_batches
 from common.words import count
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}  # all but gpipe need a micro-batch per stage
@@ -163,7 +164,7 @@ def refuse_stages(model: nn.Sequential, stages: int, config, options) -> None:
     if stages > len(model):
         found = f"{count(stages, 'rank')}, and {config.model} has {count(len(model), 'block')}"
         raise SuiteError("every stage needs a block", found, "start fewer ranks", USAGE)
-    refuse_small_batch(config, options)
+    check_micro_batches(options.micro_batches, config.batch_size, config.accumulate)
     if options.pipeline_schedule != "gpipe" and options.micro_batches < stages:
         what = f"{options.pipeline_schedule} needs a micro-batch for every stage"
         advice = "give more --micro-batches, or type --pipeline-schedule gpipe"

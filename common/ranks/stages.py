@@ -12,15 +12,8 @@ from common.errors import USAGE, SuiteError
 from common.machine.environment import available_devices
 from common.models.build import block_names, refuse_uncut, split_index
 from common.models.cuts import balanced_cut, stage_starts
+from common.settings.contradictions import check_micro_batches
 from common.words import count
-
-
-def refuse_small_batch(config, options) -> None:
-    """Raise SuiteError (USAGE) if a batch, or a part of it with --accumulate, has fewer images than --micro-batches."""
-    if options.micro_batches > max(1, config.batch_size // config.accumulate):
-        found = f"--micro-batches {options.micro_batches}, --batch-size {config.batch_size}"
-        found += f", --accumulate {config.accumulate}" * (config.accumulate > 1)
-        raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
 
 
 def measure_parts(model: nn.Sequential, images: torch.Tensor) -> dict[int, float]:
@@ -113,7 +106,7 @@ class TwoStage(nn.Module):
 
 def choose_stage_devices(config, options) -> list[torch.device]:
     """Return the devices of the two stages: one device without --use-model-parallel, or if there is only one."""
-    refuse_small_batch(config, options)
+    check_micro_batches(options.micro_batches, config.batch_size, config.accumulate)
     return available_devices(config.device)[: 2 if options.use_model_parallel else 1]
 
 

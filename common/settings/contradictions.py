@@ -39,3 +39,11 @@ def check_rewriting(settings: Any) -> None:
         raise SuiteError(what, "found both", "leave one out", USAGE)
     if settings.accumulate > 1 and settings.cuda_graph:
         raise SuiteError("--accumulate does not go with --cuda-graph", "found both", "leave one out", USAGE)
+
+
+def check_micro_batches(micro_batches: int, batch_size: int, accumulate: int) -> None:
+    """Raise SuiteError (USAGE) if a batch, or a part of it with --accumulate, has fewer images than --micro-batches."""
+    if micro_batches > max(1, batch_size // accumulate):
+        found = f"--micro-batches {micro_batches}, --batch-size {batch_size}"
+        found += f", --accumulate {accumulate}" * (accumulate > 1)
+        raise SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)

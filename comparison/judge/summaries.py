@@ -17,6 +17,7 @@ A_THOUSAND = 1000  # samples: scripts are compared by the time for these, as the
 UNSTEADY = 0.06  # standard deviation of a row's runs, as a share
 STALLED = 0.05  # relative difference between a run's mean and median epoch
 LONG_FIRST = 1.5  # length of the first epoch, relative to the others
+RAGGED = 0.1  # relative difference from which the most frequent batch size does not describe the steps
 MOST_HELD_DOWN = 0.1  # share of the time in which heat or a power limit held a GPU's clocks down
 
 # Peak TFLOP/s without sparsity, by the driver's name of a card and RunResult.precision. Those of 16 bits and of TF32
@@ -242,3 +243,11 @@ def _comparable_seconds(row: Row, epochs: Sequence[EpochRecord]) -> list[float]:
     if not row.configuration.is_script:
         return [epoch.train_seconds for epoch in epochs]
     return [A_THOUSAND * epoch.train_seconds / epoch.samples for epoch in epochs]
+
+
+def usual_batch(results: Sequence[RunResult]) -> int:
+    """Return the most frequent number of samples in a step of a row or, if the mean is far from it, the mean."""
+    epochs = [epoch for result in results for epoch in result.timed_epochs]
+    mean = sum(epoch.samples for epoch in epochs) / sum(epoch.steps for epoch in epochs)
+    batch = results[0].global_batch_size
+    return batch if abs(mean / batch - 1) <= RAGGED else round(mean)

@@ -13,7 +13,7 @@ from common.files.probe import Probe
 from common.files.writing import short_name
 from common.models.cuts import balanced_cut
 from common.settings.config import FLAGS, RunConfig, option
-from common.settings.contradictions import check_rewriting, check_workers
+from common.settings.contradictions import check_micro_batches, check_rewriting, check_workers
 from common.settings.totals import per_process, total_workers
 from comparison.methods import METHODS, Machine, default_methods, python
 from comparison.rows import IN_EVERY_METHOD, SWEEPS, Configuration, Planned, Row, row_name
@@ -104,20 +104,18 @@ def _configuration(method, choice, shown, own, machine, shared_flags):
 
 
 def _contradiction(kind, choice, devices, stages):
-    micro_batches, batch = choice["micro_batches"], choice["batch_size"]
+    micro_batches = choice["micro_batches"]
     try:
         check_workers(choice["loader"], choice["num_workers"])
         check_rewriting(argparse.Namespace(**choice))
         for name in ("batch_size", "num_workers"):
             per_process(option(name), choice[name], devices if kind.divides else 1)
+        if "micro_batches" in kind.uses:
+            check_micro_batches(micro_batches, choice["batch_size"], choice["accumulate"])
     except SuiteError as refusal:
         return refusal
-    found = f"--micro-batches {micro_batches}"
-    if "micro_batches" in kind.uses and micro_batches > max(1, batch // choice["accumulate"]):
-        found += f", --batch-size {batch}" + f", --accumulate {choice['accumulate']}" * (choice["accumulate"] > 1)
-        return SuiteError("every micro-batch needs an image", found, "give fewer micro-batches", USAGE)
     if kind.one_each and micro_batches < stages:
-        found = f"{found}, {stages} stages"
+        found = f"--micro-batches {micro_batches}, {stages} stages"
         return SuiteError("1F1B needs a micro-batch for every stage", found, "give more micro-batches", USAGE)
     return None
 

@@ -8,6 +8,7 @@ from comparison.judge.projection import LABEL
 from comparison.judge.remedies import Proof, find_remedies
 from comparison.judge.statistics import EQUAL, FASTER, SLOWER, TOO_FEW, UNDECIDED
 from comparison.judge.step_causes import with_loader_workers
+from comparison.judge.summaries import usual_batch
 from comparison.methods import METHODS, PROJECTED, method_of
 from comparison.rows import SWEEPS
 from comparison.show.advice import fastest_parallel, recommendations
@@ -29,7 +30,6 @@ from comparison.show.sentences import (
 from comparison.words import count, join, named, say
 
 MOST_PARTS = 2  # of a step, on the screen
-RAGGED = 0.1  # relative difference from which a script's most frequent batch size does not describe its steps
 REST = 0.1  # share of a step's difference: a larger remainder without a proved cause is mentioned
 CLAIM_TEMPLATES = {
     FASTER: "{fast}; {time}.",
@@ -106,11 +106,7 @@ def _step_of_script(analysis):
     if not (analysis.report.only_scripts and analysis.done):
         return []
     entry = analysis.done[0]
-    numbers, batch = entry.summary, entry.row.results[0].global_batch_size
-    epochs = [epoch for result in entry.row.results for epoch in result.timed_epochs]
-    mean = sum(epoch.samples for epoch in epochs) / sum(epoch.steps for epoch in epochs)
-    if abs(mean / batch - 1) > RAGGED:  # `batch` is the most frequent number
-        batch = round(mean)
+    numbers, batch = entry.summary, usual_batch(entry.row.results)
     parts = join(", ", [say("{part} {x:.1f}", part=name, x=value) for name, value in numbers.phases.known.items()])
     sentences = [sentence("step of a script", row=entry.label, n=batch, x=numbers.step_milliseconds, parts=parts)]
     if loading := with_loader_workers(entry.row, numbers, int(analysis.report.environment["cores"])):
