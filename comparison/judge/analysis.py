@@ -8,7 +8,13 @@ from dataclasses import dataclass, replace
 from common.files.results import RunResult
 from comparison.judge.blocks import Table
 from comparison.judge.decision import Decision, decide
-from comparison.judge.fairness import compare_with_baselines, differences, equal_images, seen_differences
+from comparison.judge.fairness import (
+    accuracy_margin,
+    compare_with_baselines,
+    differences,
+    equal_images,
+    seen_differences,
+)
 from comparison.judge.measures import Measures, Resolution, block_times, measure
 from comparison.judge.projection import Projection, project
 from comparison.judge.row_analysis import RowAnalysis, analyse_row
@@ -19,6 +25,7 @@ from comparison.plan.counterparts import BEFORE, TWIN
 from comparison.plan.tips import TRAINED, options_of
 from comparison.record import Report
 from comparison.rows import Row
+from comparison.words import say
 
 WORTH = 1.03  # speed-up from which an option is launched again, and part of the best tip
 
@@ -60,7 +67,8 @@ class Pair:
 class Tip:
     """A row with options. ratio: how many times as fast it is as the plain row; None if it has no time.
 
-    accuracy: after a whole training with the options, 0..1; None if there was none.
+    accuracy: after a whole training with the options, 0..1; None if there was none. trouble: the status of such a
+    training if it did not end well.
     """
 
     options: tuple[str, ...]
@@ -68,6 +76,7 @@ class Tip:
     plain: Row
     ratio: Ratio | None
     accuracy: float | None = None
+    trouble: str = ""
 
     @property
     def proved(self) -> bool:
@@ -140,7 +149,11 @@ def _pairs(report: Report, rows: Sequence[RowAnalysis], role: str, measures: Mea
         equal, unlike = equal_images((mine, theirs)), differences(mine, theirs, report.settings["scaling"], ("seed",))
         if entry.row.configuration.is_script:  # its slices may have any length
             equal, unlike = True, [*seen_differences(mine, theirs)]
-        ratio = measures.asked.ratios(name, [entry.name], confidence)[0] if equal else None
+        now, then = (100 * (own.accuracy or 0.0) for own in (entry.summary, measures.summaries[name]))
+        if abs(now - then) > accuracy_margin(report):
+            unlike.append(say("accuracy {n:.1f}% instead of {m:.1f}%", n=now, m=then))
+        comparable = equal and not (entry.row.missed or other.missed)
+        ratio = measures.asked.ratios(name, [entry.name], confidence)[0] if comparable else None
         pairs.append(Pair(entry, other, measures.summaries[name], ratio, tuple(unlike)))
     return tuple(pairs)
 
@@ -154,7 +167,7 @@ def _find_sweeps(report: Report, rows: Sequence[RowAnalysis], asked: Table) -> t
         for entry in rows:
             if name in entry.row.configuration.values and not entry.row.simulated:
                 group = groups.setdefault((name, entry.row.series(name)), [])  # in the order of the plan
-                group += [entry] if entry.row.results else []
+                group += [entry] if entry.row.results and not entry.row.missed else []
     swept = [(name, entries) for (name, _), entries in groups.items() if len(entries) > 1]
     return tuple(_sweep(name, entries, asked, len(swept)) for name, entries in swept)
 
@@ -202,7 +215,8 @@ def find_tips(tried: Report) -> tuple[Tip, ...]:
         options = options_of(row.configuration)
         training = trained.get(options)
         accuracy = training.results[0].epochs[-1].test_accuracy if training and training.results else None
-        tips.append(Tip(options, row, plain, timed.get(row.name), accuracy))
+        trouble = training.troubles[0].status if training and training.troubles else ""
+        tips.append(Tip(options, row, plain, timed.get(row.name), accuracy, trouble))
     return tuple(tips)
 
 
@@ -212,7 +226,9 @@ def _median_image_seconds(outcome: Outcome, result: RunResult) -> float:
 
 
 def best_tip(tips: Sequence[Tip]) -> Tip | None:
-    """Return the fastest tip that is proved to be faster, of options that are each worth it alone."""
+    """Return the fastest tip that is proved to be faster and trains well, of options that are each worth it alone."""
     useless = {tip.options for tip in tips if tip.speed < WORTH}
-    proved = [tip for tip in tips if tip.proved and not any((name,) in useless for name in tip.options)]
+    proved = [
+        tip for tip in tips if tip.proved and not tip.trouble and not any((name,) in useless for name in tip.options)
+    ]
     return max(proved, key=lambda tip: tip.speed, default=None)

@@ -122,15 +122,16 @@ def ratios(
         if noise.freedom >= 2 and common_blocks >= 2:
             variance, freedom = noise.variance(weights)
             margin = min(WIDEST, _critical_value(len(others), freedom, confidence, correlation) * math.sqrt(variance))
-            low, high = math.exp(centre - margin), math.exp(centre + margin)
+            bounds = centre - margin, centre + margin
             if noise_blocks is None:
-                low, high = _narrower(centre, low, high, logs[:, reference] - logs[:, other], confidence, len(others))
+                bounds = _narrower(centre, margin, logs[:, reference] - logs[:, other], confidence, len(others))
+            low, high = map(math.exp, bounds)
         results.append(Ratio(math.exp(centre), low, high))
     return results
 
 
 def _narrower(
-    centre: float, low: float, high: float, differences: Array, confidence: float, comparisons: int
+    centre: float, margin: float, differences: Array, confidence: float, comparisons: int
 ) -> tuple[float, float]:
     """Return the interval, or Student's of the blocks' differences if that is narrower, as beside a very noisy row.
 
@@ -138,12 +139,13 @@ def _narrower(
     hardly more often than one.
     """
     common = differences[np.isfinite(differences)]
-    error = PAIRED_SHARE * (1 - confidence) / comparisons
-    mean, deviation = float(common.mean()), float(common.std(ddof=1))
-    margin = t_quantile(len(common) - 1, 1 - error) * deviation / math.sqrt(len(common))
-    if len(common) < 3 or margin >= math.log(high / low) / 2 or not deviation:
-        return low, high
-    return math.exp(min(centre, mean - margin)), math.exp(max(centre, mean + margin))
+    if len(common) >= 3:
+        error = PAIRED_SHARE * (1 - confidence) / comparisons
+        mean, deviation = float(common.mean()), float(common.std(ddof=1))
+        own = t_quantile(len(common) - 1, 1 - error) * deviation / math.sqrt(len(common))
+        if 0 < own < margin:
+            return min(centre, mean - own), max(centre, mean + own)
+    return centre - margin, centre + margin
 
 
 def _critical_value(comparisons: int, freedom: float, confidence: float, correlation: float) -> float:
@@ -195,15 +197,26 @@ class Table:
     def difference(self, first: str, second: str, confidence: float) -> tuple[float, float, float]:
         """Return how far the mean of one column is above another's, and the bounds of Student's interval.
 
-        Randomised blocks: value = column + block + noise, with the noise and the degrees of freedom of `ratios`. The
-        bounds are infinite if there is no estimate of the noise.
+        Randomised blocks: value = column + block + noise, with the noise and the degrees of freedom of `ratios`, or
+        the blocks' differences (see _narrower). The bounds are infinite if there is no estimate of the noise.
         """
         fit, one, other = _fit(self.values), self.columns.index(first), self.columns.index(second)
         difference, margin = float(fit.means[one] - fit.means[other]), math.inf
         if fit.freedom:
             variance, freedom = fit.variance((fit.to_means[one] - fit.to_means[other]) ** 2 @ fit.of_column)
             margin = t_quantile(freedom, confidence) * math.sqrt(variance)
-        return difference, difference - margin, difference + margin
+        pairs = self.values[:, one] - self.values[:, other]
+        if np.isfinite(pairs).sum() >= 3 and not np.nansum(pairs**2):  # every block shows the same value
+            difference = margin = 0.0
+        return difference, *_narrower(difference, margin, pairs, confidence, 1)
+
+    def of(self, columns: Sequence[str]) -> "Table":
+        """Return the table of some columns, in their order here."""
+        kept = [index for index, name in enumerate(self.columns) if name in columns]
+        values = self.values[:, kept]
+        return replace(
+            self, columns=tuple(self.columns[index] for index in kept), values=values[np.isfinite(values).any(axis=1)]
+        )
 
 
 def residual_deviation(times: Array) -> float | None:

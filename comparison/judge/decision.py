@@ -153,7 +153,7 @@ def _ineligible(report: Report, timed: Sequence[RowAnalysis], measures: Measures
         why = less_accurate(report, measures.accuracies, entry.name, compared_with)
         if entry.summary.runs < 2 and why.startswith(NOT_SHOWN):  # one run shows nothing about accuracies
             why = ""
-        why = why or shown_less_accurate(report, measures.accuracies, entry.name, others)
+        why = shown_less_accurate(report, measures.accuracies, entry.name, others) or why
         if why:
             excluded[entry.name] = why
     return excluded

@@ -197,19 +197,21 @@ def less_accurate(report: Report, accuracies: Table, row: str, baseline: str) ->
     """Return why a row is not shown to be as accurate as its baseline, within --accuracy-margin; empty if it is.
 
     A test of non-inferiority: with 95% confidence, the mean difference in blocks of equal seeds is above -margin. The
-    noise is estimated from all rows that learn. A row whose weights equal one device's after 20 steps is only rejected
-    if its accuracy is proved to be lower; these claims are wrong in at most 5% of comparisons, whatever the number of
-    rows. Rows that reached a target accuracy count as equally accurate.
+    noise is estimated from all rows of the same training. A row whose weights equal one device's after 20 steps is
+    only rejected if its accuracy is proved to be lower; these claims are wrong in at most 5% of comparisons, whatever
+    the number of rows. Rows that reached a target accuracy count as equally accurate.
     """
     if row == baseline or report.settings.get("target_accuracy") is not None:
         return ""
     if not {row, baseline} <= {*accuracies.columns}:
         return ""
+    claims = len(accuracies.columns) - 1
+    accuracies = _of_trainings(report, accuracies, (row, baseline))
     value, low, _ = accuracies.difference(row, baseline, 2 * CONFIDENCE - 1)
-    margin, check = _accuracy_margin(report), report.equivalence.get(row)
+    margin, check = accuracy_margin(report), report.equivalence.get(row)
     if low >= -margin:
         return ""
-    _, _, high = accuracies.difference(row, baseline, 1 - 2 * (1 - CONFIDENCE) / (len(accuracies.columns) - 1))
+    _, _, high = accuracies.difference(row, baseline, 1 - 2 * (1 - CONFIDENCE) / claims)
     if high < 0:
         return say("accuracy {n:.1f} points lower", n=-value)
     if check and check.status == "ok":
@@ -226,12 +228,22 @@ def shown_less_accurate(report: Report, accuracies: Table, row: str, others: Seq
     if not others or report.settings.get("target_accuracy") is not None:
         return ""
     confidence = 1 - 2 * (1 - CONFIDENCE) / len(others)
+    accuracies = _of_trainings(report, accuracies, (row, *others))
     found = [accuracies.difference(row, name, confidence) for name in others]
-    lower = [value for value, _, high in found if high < -_accuracy_margin(report)]
+    lower = [value for value, _, high in found if high < -accuracy_margin(report)]
     return say("accuracy {n:.1f} points lower", n=-min(lower)) if lower else ""
 
 
-def _accuracy_margin(report: Report) -> float:
+def _of_trainings(report: Report, accuracies: Table, names: Sequence[str]) -> Table:
+    """Return the accuracies of all rows that have the network and the batch of one of these rows."""
+    planned = {row.name: row.configuration.planned for row in report.rows}
+    alike = {(planned[name].model, planned[name].batch_size) for name in names}
+    return accuracies.of(
+        [name for name in accuracies.columns if (planned[name].model, planned[name].batch_size) in alike]
+    )
+
+
+def accuracy_margin(report: Report) -> float:
     """Return by how many percentage points an accuracy may be lower."""
     return report.settings["accuracy_margin"] or ACCURACY_MARGIN
 

@@ -95,7 +95,7 @@ def find_remedies(analysis: Analysis) -> list[Remedy]:
     """Return a remedy for the largest cause of each row that has a remedy."""
     found = []
     for entry in analysis.rows:
-        if entry.row.results:
+        if entry.row.results and not entry.row.configuration.is_script:
             entry = _without_correction(analysis, entry)
             remedies = (_remedy(entry, cause, analysis.report) for cause in entry.causes)
             found += [remedy for remedy in remedies if remedy][:1]

@@ -96,14 +96,15 @@ def _next_rows(report, used, block_seconds):
         return []
     if report.looks and report.looks[-1][0] < _counted(report):
         return _last_rows(report)
-    analysis, usual, rows = analyse(report), confidence_of(report), set()
+    analysis, usual, undecided = analyse(report), confidence_of(report), []
     results = {row.name: len(row.results) for row in report.all_rows}
     for ratio, names, confidence in (*_judged(analysis, usual), *_ties(analysis)):
         more = int((budget - used) / _seconds_of(names, report, block_seconds))
         blocks, last = min(results[name] for name in names), 1 - (1 - confidence) * (1 - CONFIDENCE) / (1 - usual)
         if not (ratio.decided or ratio.disturbed) and _may_be_decided(ratio, blocks, more, (confidence, last)):
-            rows |= {*names}
-    return [name for name in able if name in rows]
+            undecided.append((more, names))
+    affordable = [names for more, names in undecided if more] or [names for _, names in undecided]
+    return [name for name in able if any(name in names for names in affordable)]
 
 
 def _last_rows(report):

@@ -177,7 +177,8 @@ def option_advice(analysis: Analysis) -> list[str]:
     row, effect = best.plain.configuration, effect_of(best.options)
     accuracy: str = say("its accuracy is not changed")
     if best.accuracy is not None:
-        accuracy = say("trained to {n:.1f}% here", n=100 * best.accuracy)
+        then = next(entry.summary.accuracy or 0.0 for entry in analysis.rows if entry.name == row.name)
+        accuracy = say("trained to {n:.1f}% here, without to {m:.1f}%", n=100 * best.accuracy, m=100 * then)
     elif effect != SAME:
         accuracy = say("its accuracy was not checked") if effect == UNKNOWN else say("only rounding differs")
     options = join(" and ", [join(", ", best.options[:-1]), best.options[-1]] if best.options[1:] else best.options)
@@ -247,7 +248,8 @@ def _to_decide(analysis: Analysis, decision: Decision) -> Iterator[str]:
         yield sentence(key, n=HALVING * best.summary.runs, m=best.summary.runs, flags=flags)
     for entry in analysis.rows:
         if decision.ineligible.get(entry.name, "").startswith(NOT_SHOWN):
-            yield say("add --check-maths or more --repeats: “{row}” may prove to be as accurate.", row=entry.label)
+            add = "more --repeats" if entry.name in analysis.report.equivalence else "--check-maths or more --repeats"
+            yield say("add {flags}: “{row}” may prove to be as accurate.", flags=add, row=entry.label)
 
 
 def fastest_parallel(analysis: Analysis) -> list[RowAnalysis]:

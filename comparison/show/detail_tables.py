@@ -53,6 +53,8 @@ def tip_rows(analysis: Analysis) -> Rows:
 
 
 def _tip_result(tip):
+    if tip.trouble:
+        return say("its training: {status}", status=tip.trouble)
     if tip.row.configuration.skip:
         return say("skipped: {why}", why=named(tip.row.configuration.skip))
     if tip.row.troubles and tip.row.troubles[0].exit_code in (USAGE, MACHINE):

@@ -249,10 +249,10 @@ def _sweep(analysis: Analysis, sweep: Sweep) -> str:
 
 def _values_proved_faster(sweep):
     """The batch sizes or numbers of processes at which a method is proved faster than its baselines."""
-    compared = [entry for entry in sweep.rows if entry.rivals_baseline]
-    if sweep.name not in ("batch_size", "nproc") or len(compared) < len(sweep.rows):
+    known = [entry for entry in sweep.rows if entry.rivals_baseline and entry.standing.speed_up.interval]
+    if sweep.name not in ("batch_size", "nproc") or len(known) < len(sweep.rows):
         return []
-    values = [str(sweep.value(entry)) for entry in compared if entry.standing.speed_up.words == FASTER]
+    values = [str(sweep.value(entry)) for entry in known if entry.standing.speed_up.words == FASTER]
     at = join(", ", values) if values else say("none of them")
     return [say("Significantly faster than its baseline at {values}.", values=at)]
 

@@ -69,6 +69,24 @@ def test_equal_weights_after_20_steps_replace_an_uncertain_accuracy():
     assert chosen(SINGLE, row("ddp", FAST, (0.1, 0.11, 0.09)), target_accuracy=0.05) == "DDP"
 
 
+@pytest.mark.parametrize("accuracies, excluded", [((0.7002, 0.7098, 0.6901), False), ((0.68, 0.6895, 0.6698), True)])
+@pytest.mark.parametrize("model", ["lenet", "vgg"])
+def test_noisy_accuracies_of_other_rows_change_no_decision(model, accuracies, excluded):
+    """The other rows are noisy ones of the same network, or equal ones of another that learns with more noise."""
+    others = [("fsdp", MIDDLE, (0.75, 0.65, 0.7)), ("pipeline", MIDDLE, (0.74, 0.71, 0.65))]
+    if model == "vgg":
+        others = [("single", SLOW, (0.48, 0.46, 0.45)), ("ddp", FAST, (0.481, 0.46, 0.449))]
+    rows = [("lenet", *own) for own in (("single", SLOW), ("ddp", FAST, accuracies))] + [
+        (model, *own) for own in others
+    ]
+    made = [(configuration(own[0], values={"model": name}, model=name), row(*own)[1]) for name, *own in rows]
+    equal = {planned.name: Equivalence(1e-8, "ok", "") for planned, _ in made}
+    for checks in ({}, equal):
+        first, *_ = analyse(as_long_as_its_parts(report_of(*made, equivalence=checks))).decisions
+        assert first.ineligible.get("ddp-model=lenet", "").startswith("accuracy 2.0 points") == excluded
+        assert (first.best.name == "ddp-model=lenet") != excluded
+
+
 def test_one_of_many_rows_with_equal_weights_is_not_excluded_by_chance():
     low, noisy = (0.68, 0.695, 0.67), ((0.71, 0.70, 0.69), (0.69, 0.71, 0.70), (0.70, 0.72, 0.69), (0.71, 0.71, 0.68))
     ddp, others = row("ddp", FAST, low), [*zip(("fsdp", "pipeline", "accelerate", "mp"), noisy, strict=True)]

@@ -14,7 +14,19 @@ from comparison.show import figures
 from comparison.show.report import PROOF, present
 from comparison.show.terminal import terminal_text
 from comparison.show.verdict import tell_proof, tell_proofs
-from tests.reports import configuration, ddp, each_epoch, each_run, halves, pipeline, rank, report_of, runs, single
+from tests.reports import (
+    configuration,
+    ddp,
+    each_epoch,
+    each_run,
+    halves,
+    pipeline,
+    rank,
+    report_of,
+    runs,
+    script,
+    single,
+)
 
 NEAR = (1.0, 1.01, 0.99)
 
@@ -50,6 +62,12 @@ def test_no_remedy_without_a_cause_a_cost_or_a_known_remedy(row, scaling, cause)
     kinds = [found.kind for found in analysis.rows[1].causes]
     assert kinds == [] if cause is None else cause in kinds
     assert find_remedies(analysis) == [] and plan_proof(analysis) is None
+
+
+def test_flags_of_the_suite_are_no_remedy_for_a_script():
+    mine, two = script("mine", 20.0), script("two", 15.0, devices=("cpu", "cpu"), world_size=2)
+    analysis = analyse(report_of(single(), mine, two, warmup=10))
+    assert any(entry.causes for entry in analysis.rows[1:]) and find_remedies(analysis) == []
 
 
 LARGER = "batch 200", ("--batch-size", "200")

@@ -154,6 +154,7 @@ def test_a_difference_of_two_columns_has_the_paired_interval_of_student():
     found = stats.ttest_rel(values[:, 1], values[:, 0])
     expected = (values[:, 1].mean() - values[:, 0].mean(), *found.confidence_interval(0.9))
     assert Table(tuple("ab"), values).difference("b", "a", 0.9) == pytest.approx(expected, rel=1e-4)
+    assert Table(tuple("ab"), values[:, [0, 0]]).difference("b", "a", 0.9) == (0.0, 0.0, 0.0)
     assert Table(tuple("ab"), values[:1]).difference("b", "a", 0.9) == (-1.0, -math.inf, math.inf)
 
 

@@ -222,6 +222,11 @@ def test_other_differences_from_before_are_named_and_different_work_is_not_compa
     other = {**runs()[0].config, "lr": 0.5}
     analysis = analyse(with_counterpart(BEFORE, runs(seconds=SLOWER, config=other), BEFORE))
     assert analysis.pairs[BEFORE][0].differences == ("lr 0.001 instead of 0.5",)
+    worse = [each_epoch(result, test_accuracy=0.9) for result in runs(seconds=SLOWER)]
+    (pair,) = analyse(with_counterpart(BEFORE, worse, BEFORE)).pairs[BEFORE]
+    assert pair.ratio and pair.differences == ("accuracy 80.0% instead of 90.0%",)
+    missed = with_counterpart(BEFORE, [*runs(seconds=SLOWER[:2]), "not reached"], BEFORE)
+    assert analyse(missed).pairs[BEFORE][0].ratio is None
     half = [each_epoch(result, samples=500) for result in runs(seconds=SLOWER)]
     analysis = analyse(with_counterpart(BEFORE, half, BEFORE))
     assert analysis.pairs[BEFORE][0].ratio is None

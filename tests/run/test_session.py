@@ -481,6 +481,15 @@ def test_another_block_needs_an_undecided_row_its_time_and_an_error_left():
     assert (looks(75.0, **once), looks(85.0, **once)) == (((3, 0.75),), ((3, 1.0),))
 
 
+def test_rows_that_are_too_long_for_the_budget_do_not_end_the_comparison_of_others():
+    rows, walls = [("single", (2.0, 2.0, 2.0))], {"single": 2.0, "ddp": 2.0, "pipeline": 30.0}
+    rows += [(name, (2.5, 2.9, 2.0)) for name in ("ddp", "pipeline")]
+    report = report_of(*[(configuration(name), runs(name, times)) for name, times in rows], repeats=None, budget=100.0)
+    ended = [replace(run, wall_seconds=walls[run.configuration]) for run in report.outcomes]
+    longer = with_another_block(replace(report, outcomes=tuple(ended)), 70.0, 34.0)
+    assert {name for block, name in longer.order if block == 4} == {"single", "ddp"}
+
+
 def test_rows_tied_with_the_recommended_one_run_again():
     rows = ("single", (2.0,) * 3), ("ddp", (1.0,) * 3), ("fsdp", (3.0,) * 3)  # which decides their speed-ups
     report = report_of(

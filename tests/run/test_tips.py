@@ -38,10 +38,10 @@ def compared(wall=90.0, **settings):
 def launch(monkeypatch, tmp_path):
     """launch(report): run tips with fake launches of `seconds` each. Return the tips, and the options of each block.
 
-    broken: by option, the status and reason of a launch that fails.
+    broken: by option, the status and reason of a launch that fails. trained: the status of the complete training.
     """
 
-    def launch(report, seconds=2.0, speeds=SPEEDS, broken=(), foreign=0.0):
+    def launch(report, seconds=2.0, speeds=SPEEDS, broken=(), foreign=0.0, trained="ok"):
         blocks, clock = [], {"now": 0.0}
 
         def outcome(row, block):
@@ -61,7 +61,8 @@ def launch(monkeypatch, tmp_path):
 
         def run_once(row, block, seed, directory, timeout):
             blocks.append([("trained", *options.options_of(row))])
-            return replace(outcome(replace(row, role="tip"), 1), configuration=row.name)
+            ended = replace(outcome(replace(row, role="tip"), 1), configuration=row.name, status=trained)
+            return ended if trained == "ok" else replace(ended, result=None)
 
         monkeypatch.setattr("comparison.show.figures.draw_all", lambda *_: [])
         monkeypatch.setattr(tips_module, "options_for", lambda *_: ["bf16", "all cores", "huge pages"])
@@ -150,11 +151,19 @@ def test_options_that_may_change_the_accuracy_are_trained_to_the_end(launch):
     assert blocks[-1] == [PLAIN, PAGES]  # the same weights
 
 
+def test_an_option_whose_training_fails_is_not_advised(launch):
+    tried, _ = launch(compared(wall=20.0), seconds=1.0, trained="diverged")
+    tips = find_tips(tried)
+    assert best_tip(tips).options == BF16 and {tip.options: tip.trouble for tip in tips}[BOTH] == "diverged"
+    shown = {row["Option"]: row for row in tip_rows(replace(analyse(compared()), tips=tips))}
+    assert shown["bf16 + huge pages"]["Result"] == "its training: diverged"
+
+
 @pytest.mark.parametrize(
     "wall, speeds, words",
     [
         (90.0, SPEEDS, "its accuracy was not checked"),
-        (20.0, SPEEDS, "trained to 90.0% here"),
+        (20.0, SPEEDS, "trained to 90.0% here, without to 80.0%"),
         (90.0, {**SPEEDS, "bf16": 1.0}, "its accuracy is not changed"),
         (90.0, {**SPEEDS, "bf16": 1.0, "all cores": 1.4}, "only rounding differs"),
         (90.0, {**SPEEDS, "all cores": 1.4}, "bf16, all cores and huge pages, 2.8"),

@@ -536,5 +536,5 @@ def test_a_code_block_is_fenced_with_more_backticks_than_it_contains(text, ticks
 def test_a_tip_of_which_one_launch_failed_is_judged_by_the_others():
     for results, told in (([*DDP[1], "failed"], "faster"), (["failed"], "failed: signal 9")):
         (row,) = report_of((DDP[0], results)).rows
-        tip = SimpleNamespace(row=row, ratio=Ratio(1.5, 1.4, 1.6) if row.results else None, speed=1.5)
+        tip = SimpleNamespace(row=row, trouble="", ratio=Ratio(1.5, 1.4, 1.6) if row.results else None, speed=1.5)
         assert detail_tables._tip_result(tip) == told
