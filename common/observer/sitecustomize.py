@@ -13,7 +13,7 @@ import json
 import os
 import sys
 
-from training_changes import RANK, Change
+from training_changes import OWN_RANK, RANK, Change
 from training_observer import Observer
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -70,6 +70,7 @@ def requested_change():
 
 def hide_ranks(ranks):
     """Hide torchrun's variables, so that the script trains as if alone, on a GPU of its own."""
+    os.environ[OWN_RANK] = str(RANK)  # for the programs that this one starts
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_", "MASTER_")) or name in ("RANK", "WORLD_SIZE"):
             del os.environ[name]

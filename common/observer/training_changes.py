@@ -5,7 +5,8 @@ import inspect
 import os
 
 BUCKET = 25 * 2**20  # bytes per all-reduce, as in DistributedDataParallel
-RANK = int(os.environ.get("RANK", 0))
+OWN_RANK = "PARALLEL_TRAINING_RANK"  # environment variable: the rank, where torchrun's variables are hidden
+RANK = int(os.environ.get(OWN_RANK, os.environ.get("RANK", 0)))
 
 
 class Change:
@@ -34,8 +35,8 @@ class Change:
                 self.changed_loader |= arguments.get("num_workers", 0) != self.workers
                 arguments["num_workers"] = self.workers
             batch = arguments.get("batch_size", 1)
-            if self.ranks and arguments.get("batch_sampler") is None and batch is not None:
-                arguments["batch_size"] = max(1, batch // self.ranks)
+            if self.ranks and arguments.get("batch_sampler") is None and (batch or 0) >= self.ranks:
+                arguments["batch_size"] = batch // self.ranks
                 self.changed_loader = True
             return init(*bound.args, **bound.kwargs)
 

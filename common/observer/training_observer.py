@@ -82,7 +82,10 @@ class Observer:
         self.recent = weakref.WeakSet()  # iterators used since the last backward pass
         self.training = weakref.WeakSet()  # all iterators that are used for training
         self.loaders = weakref.WeakKeyDictionary()  # by iterator
-        self.thread = None  # that trains; others may prefetch
+        self.thread = None  # that trains; others may prefetch, during its turns
+        self.turn = threading.Event()
+        self.turn.set()
+        self.looked, self.looks = False, 0  # whether this step has a pass without gradients, and how many steps had one
         self.optimizers = weakref.WeakSet()
         self.step_optimizer, self.others = lambda: None, 0  # step_optimizer: its steps are counted
         self.network_hooks, self.gradient_hooks = [], []
@@ -141,6 +144,7 @@ class Observer:
     @opaque
     def fetch(self, fetch, iterator):
         if self.prefetches():
+            self.turn.wait()
             return fetch(iterator)
         if iterator is not self.iterator():
             self.drop_unused_batch(iterator)
@@ -178,7 +182,8 @@ class Observer:
         if self.backward_depth or self.current_network is not None or self.torch.compiler.is_compiling():
             return  # compiled code cannot be split: its forward pass counts as "rest"
         if not self.torch.is_grad_enabled():
-            if not self.trains():
+            self.looked = self.looked or not self.trains()
+            if not (self.trains() or (self.trained >= LOOKS and 2 * self.looks > self.trained)):  # rare in this script
                 self.evaluates = True
                 self.mark(self.outer_phase)
                 self.pause(len(self.marks) if self.fetch_start is None else self.fetch_start)
@@ -385,6 +390,8 @@ class Observer:
         if not self.file or self.captures():
             return
         self.trained += 1
+        self.looks += self.looked
+        self.looked = False
         if self.trained == self.settle_after:
             self.settle()
         if self.to_skip:
@@ -437,6 +444,7 @@ class Observer:
             "gpu_uuids": [uuid_of(cuda.get_device_properties(gpu)) for gpu in gpus],
             "peaks": [cuda.max_memory_allocated(gpu) for gpu in gpus] or [peak_bytes()],
             "reserved": [cuda.max_memory_reserved(gpu) for gpu in gpus],
+            "batches": sum(phase == "data" and count > 0 for phase, _, count in self.marks) / len(series),
             "loader": self.loader_milliseconds(),
         }
         self.write(record)
@@ -445,6 +453,7 @@ class Observer:
     def wait(self):
         """Wait for the next turn and read its plan."""
         turns = os.environ[TURNS]
+        self.turn.clear()
         if self.rank == 0 and self.device:  # the next row starts if there is room for it
             with open(os.path.join(turns, "free"), "w") as free:
                 free.write(str(self.torch.cuda.mem_get_info(self.device)[0]))
@@ -452,6 +461,7 @@ class Observer:
             idle.write(b"\0")
         with open(os.path.join(turns, "start"), "rb", buffering=0) as start:
             start.read(1)
+        self.turn.set()
         self.read_plan()
         workers, each = self.workers()
         self.to_skip = workers * each + 1  # batches that workers loaded meanwhile, and a step with cold caches

@@ -218,11 +218,12 @@ def straggler(case: Case) -> Iterator[Finding]:
 
 def with_loader_workers(row: Row, summary: Summary, cores: int) -> tuple[float, float] | None:
     """Return a script's loading time alone and the least possible step time with a worker on each core of an otherwise
-    idle machine, both in milliseconds per batch; None without a loader."""
+    idle machine, in milliseconds per batch and per step; None without a loader."""
     alone = [found for result in row.results if (found := result.config.get("loader_milliseconds"))]
     if not alone:
         return None
     milliseconds = statistics.median(alone)
     result = row.results[0]
-    shared = milliseconds * result.world_size * max(1, result.workers_per_process) / cores
+    batches = milliseconds * result.config.get("batches_per_step", 1)
+    shared = batches * result.world_size * max(1, result.workers_per_process) / cores
     return milliseconds, max(summary.step_milliseconds - (summary.phases.data or 0.0), shared)

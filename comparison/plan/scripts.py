@@ -69,6 +69,12 @@ def _change(**what: object) -> str:
     return f"{CHANGE}={json.dumps(what)}"
 
 
+def _assignments(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the variables in `env VARIABLE=VALUE … COMMAND`."""
+    words = itertools.takewhile(lambda word: re.match(r"\w+=", word), command[1:] if command[0] == "env" else ())
+    return tuple(words)
+
+
 def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list[Configuration]:
     """Return variants of a script's row with one change each that may make it faster.
 
@@ -92,7 +98,14 @@ def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list
     if any(re.fullmatch(LAUNCHERS, Path(word).name) for word in row.command):
         why_not = "the script has ranks of its own"
     skip = {**dict.fromkeys(changed, ""), RANKS: why_not}
+    own = _assignments(row.command)  # before the changes, which would otherwise be undone
     return [
-        replace(row, name=f"{row.name}-{kind}", label=label, command=("env", *change, *row.command), skip=skip[kind])
+        replace(
+            row,
+            name=f"{row.name}-{kind}",
+            label=label,
+            command=("env", *own, *change, *row.command[bool(own) + len(own) :]),
+            skip=skip[kind],
+        )
         for kind, (label, change) in changed.items()
     ]

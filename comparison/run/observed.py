@@ -73,6 +73,7 @@ def result_of(starts: Sequence[Start], command: str, startup_seconds: float, env
         config={
             **{"dataset": "its own", "model": "its own", "loader": "its own", "epochs": len(epochs)},
             **{"optimizer": own["optimizer"], "optimizers": own["optimizers"]},
+            "batches_per_step": max(rank["batches"] for rank in last),
             "loader_milliseconds": max((rank["loader"] for rank in last if rank["loader"]), default=None),
         },
         environment={**environment, "torch": first.ranks[0][0]["torch"], "python": first.ranks[0][0]["python"]},

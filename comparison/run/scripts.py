@@ -8,7 +8,7 @@ import re
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from common.machine.turns import OBSERVE, Gate
 from common.words import count
 from comparison.methods import PROJECT, SCRIPT
 from comparison.outcomes import Outcome
+from comparison.plan.scripts import THREAD, WORKERS
+from comparison.record import Report
 from comparison.rows import Configuration
 from comparison.run.forked import python_path
 from comparison.run.launch import TIMED_OUT, started
@@ -37,6 +39,10 @@ LONGEST = 900.0  # seconds of its own turns, without --timeout: a script may nev
 SLICES = 3
 ALIKE = 3  # launches whose slices would differ at most threefold in steps get the same number of steps
 ALONE = 0.5  # seconds for which the script's loader is timed alone, after the last slice
+COUNTS = {  # what a variant of a script changes
+    THREAD: ("thread", "threads_per_process"),
+    WORKERS: ("loader worker", "workers_per_process"),
+}
 NO_SAMPLES = "its samples cannot be counted: it has no DataLoader, and calls no network with a tensor"
 NOTHING_SEEN = "no step of a torch optimizer was seen (python -I, -E or another PYTHONPATH keeps the observer out)"
 
@@ -196,3 +202,28 @@ class ScriptRun(Run):
         if re.search(f"MemoryError|{NO_MEMORY}", errors[-1]):
             return OUT_OF_MEMORY, errors[-1]
         return status, errors[-1]
+
+
+def leave_out(report: Report, reasons: Mapping[str, str]) -> Report:
+    """Return the report with these rows (name → reason) skipped, and without their runs."""
+    return replace(
+        report,
+        plan=tuple(replace(row, skip=reasons.get(row.name, row.skip)) for row in report.plan),
+        order=tuple(run for run in report.order if run[1] not in reasons),
+        outcomes=tuple(outcome for outcome in report.outcomes if outcome.configuration not in reasons),
+    )
+
+
+def useless_variants(report: Report) -> dict[str, str]:
+    """Return why variants of a script do not count: they never ran well, or have as many threads or workers as it."""
+    reasons = {}
+    plain = next((row.results[0] for row in report.rows if row.results and not row.configuration.what_if), None)
+    for row in report.rows:
+        kind = row.configuration.what_if
+        if kind and row.troubles and not row.results:
+            reasons[row.name] = row.troubles[0].reason.removeprefix("RuntimeError: ")
+        elif kind in COUNTS and row.results and plain:
+            what, name = COUNTS[kind]
+            if (number := getattr(plain, name)) == getattr(row.results[0], name):
+                reasons[row.name] = f"the script keeps {count(number, what)}"
+    return reasons

@@ -32,7 +32,7 @@ from comparison.run.forecast import (
 )
 from comparison.run.forked import close_templates, prepare
 from comparison.run.lock import DirectoryLock
-from comparison.run.scripts import ScriptRun, Slices, known_steps
+from comparison.run.scripts import ScriptRun, Slices, known_steps, leave_out, useless_variants
 from comparison.run.stopping import expectation, spent, with_next_block
 from comparison.run.turns import Run, run_once, run_whole, take_turns, with_note
 
@@ -177,7 +177,7 @@ def _run_blocks(report, output):
         seconds = time.perf_counter() - start
         pace = seconds / sum(outcome.wall_seconds for outcome in report.outcomes[before:])  # forks start sooner
         used, longest = used + seconds, max(longest, seconds, spent(report)[1])
-        report = leave_out(report, _failed_variants(report))
+        report = leave_out(report, useless_variants(report))
         if report.fitted and (smaller := fit_again(report, output)):
             report = smaller
             continue
@@ -188,22 +188,6 @@ def _run_blocks(report, output):
         for sentence in output.noise(analyse(report)):
             print(f"After {count(len(report.whole_blocks), 'block')}: {sentence}", flush=True)
     return report
-
-
-def leave_out(report: Report, reasons: Mapping[str, str]) -> Report:
-    """Return the report with these rows (name → reason) skipped, and without their runs."""
-    return replace(
-        report,
-        plan=tuple(replace(row, skip=reasons.get(row.name, row.skip)) for row in report.plan),
-        order=tuple(run for run in report.order if run[1] not in reasons),
-        outcomes=tuple(outcome for outcome in report.outcomes if outcome.configuration not in reasons),
-    )
-
-
-def _failed_variants(report):
-    """Return the reasons of variants of a script that never ran well: the change may not suit it."""
-    rows = (row for row in report.rows if row.configuration.what_if and row.troubles and not row.results)
-    return {row.configuration.name: row.troubles[0].reason.removeprefix("RuntimeError: ") for row in rows}
 
 
 def _tell_run(report, outcome, guesses, pace):

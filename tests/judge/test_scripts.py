@@ -98,6 +98,7 @@ def test_the_step_with_loader_workers_is_projected_from_the_loader_alone():
     assert projected(*slow) == (400.0, 100.0)  # four workers are slower than the rest of the step
     assert projected(*slow, workers_per_process=2) == (400.0, 200.0)  # as long as with the two workers already there
     assert projected(*slow, world_size=4) == (400.0, 400.0)  # the four ranks share the cores
+    assert projected(*slow, config={"batches_per_step": 3.0}) == (400.0, 300.0)  # accumulated gradients
     analysis = analyse(report(script("mine", 20.0, config={"loader_milliseconds": 8.0})))
     told = terminal_text(analysis, width=200)
     assert "its loader alone takes 8.0 ms per batch" in told and "at least 65.0 ms" in told
@@ -150,7 +151,15 @@ def test_a_script_is_compared_with_its_counterpart_whatever_the_length_of_its_sl
 
 def slice_of(*steps, evaluated=(0.0,)):
     """Return what a rank wrote about a slice. steps: milliseconds of phases. evaluated: milliseconds before each."""
-    about = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
+    about = {
+        "devices": ["cpu"],
+        "gpu_uuids": [],
+        "peaks": [1],
+        "reserved": [],
+        "loader": None,
+        "batches": 2.0,
+        "start": 0.0,
+    }
     about |= {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
     series = [[step.get(name, 0.0) for name in OBSERVED] for step in steps]
     phases = dict(zip(OBSERVED, map(sum, zip(*series, strict=True)), strict=True))

@@ -313,3 +313,9 @@ def test_variants_of_a_single_script():
     for launched in ("torchrun a.py", "python -m torch.distributed.run a.py", "env X=1 accelerate launch a.py"):
         row = replace(usual, command=tuple(launched.split()))
         assert variants_of(row, Machine(gpus=0, cores=2), None)[-1].skip == "the script has ranks of its own"
+    for typed, changed in (
+        ("env X=1 OMP_NUM_THREADS=2 python a.py", "env X=1 OMP_NUM_THREADS=2 OMP_NUM_THREADS=1 python a.py"),
+        ("env -i X=1 python a.py", "env OMP_NUM_THREADS=1 env -i X=1 python a.py"),
+    ):
+        row = replace(usual, command=tuple(typed.split()))
+        assert variants_of(row, Machine(gpus=0, cores=2), None)[1].command == tuple(changed.split())

@@ -88,6 +88,12 @@ CLOSURE = SCRIPT.replace(
 )
 
 
+LAUNCHER = f"""
+import subprocess, sys
+sys.exit(subprocess.run([sys.executable, "-c", {SCRIPT!r}, sys.argv[1]]).returncode)
+"""
+
+
 def run_variant(kind, directory, monkeypatch, script=SCRIPT):
     """Run a variant. Return its outcome."""
     monkeypatch.setattr(scripts, "SLICES", 1)
@@ -124,7 +130,11 @@ def test_a_variant_changes_only_what_it_says(kind, changed, tmp_path, monkeypatc
     assert result.workers_per_process == seen["workers"]
 
 
-@pytest.mark.parametrize("script", [SCRIPT, pytest.param(CLOSURE, marks=pytest.mark.slow)], ids=["", "closure"])
+@pytest.mark.parametrize(
+    "script",
+    [SCRIPT, *(pytest.param(other, marks=pytest.mark.slow) for other in (CLOSURE, LAUNCHER))],
+    ids=["", "closure", "started by a program"],
+)
 def test_ranks_share_a_batch_and_average_their_gradients(script, tmp_path, monkeypatch):
     (one, other), result = run_well("ranks", tmp_path, monkeypatch, script)
     assert one["gradient"] == other["gradient"] != 0 and one["batch"] == other["batch"] == 4
@@ -138,6 +148,7 @@ def test_ranks_share_a_batch_and_average_their_gradients(script, tmp_path, monke
         ("workers", SCRIPT, "[torch.randn(1, 8, 2, 4, 4)] * 50", "no DataLoader whose num_workers could become 2"),
         pytest.param("workers", SCRIPT, f"{LOADER[:-1]}, num_workers=2)", "could become 2", marks=pytest.mark.slow),
         pytest.param("ranks", SCRIPT, f"{LOADER[:-2]}batch_sampler=[[0, 1]])", "could share", marks=pytest.mark.slow),
+        pytest.param("ranks", SCRIPT, f"{LOADER[:-2]}1)", "could share", marks=pytest.mark.slow),
         pytest.param("ranks", CLOSURE.replace("SGD", "LBFGS"), LOADER, "LBFGS", marks=pytest.mark.slow),
     ],
 )

@@ -9,12 +9,14 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 
 from common.errors import OUT_OF_MEMORY
 from common.machine.lifetime import TAG, own_tag
+from common.machine.turns import TURNS
 from common.observer.training_changes import Change
 from common.observer.training_observer import Observer, sample_count, samples_of
 from comparison.methods import Machine
@@ -296,6 +298,40 @@ def test_only_a_users_script_may_have_kept_the_observer_out(method, why, tmp_pat
     run = script_run(f"{sys.executable} {TRAIN} plain", tmp_path)
     run.configuration = replace(run.configuration, method=method)
     assert run._read_result(TIMED_OUT) == (None, f"{why} (log: {run._log})")
+
+
+def test_a_pass_without_gradients_in_most_steps_is_no_evaluation(tmp_path):
+    """Reinforcement learning, for example, acts with the network that it trains."""
+    for passes, paused in (((1, 1, 1, 1, 1), [True, True, True, False, False]), ((1, 0, 0, 0, 1), [True, True])):
+        observer, found = observer_in(tmp_path), []
+        observer.file = "any"
+        observer.begin_slice()
+        for looks in passes:
+            if looks:
+                with torch.no_grad():
+                    observer.before_forward(torch.nn.Linear(1, 1), (), {})
+                found.append(observer.paused)
+            observer.unpause()
+            observer.end_step()
+        assert found == paused
+
+
+def test_a_thread_that_prefetches_also_waits_for_its_turn(tmp_path, monkeypatch):
+    observer, fetched = observer_in(tmp_path), threading.Event()
+    (tmp_path / "start").write_text("1")
+    monkeypatch.setenv(TURNS, str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(observer, "turn", turn := Mock())
+        observer.wait()
+        assert turn.mock_calls == [call.clear(), call.set()]
+    observer.thread = -1  # any thread but this one trains
+    observer.turn.clear()
+    loader = threading.Thread(target=observer.fetch, args=(lambda _: fetched.set(), None))
+    loader.start()
+    assert not fetched.wait(0.1)
+    observer.turn.set()
+    loader.join()
+    assert fetched.is_set()
 
 
 def test_cpu_time_of_killed_workers_is_not_attributed_to_other_programs(tmp_path, monkeypatch, one_slice):

@@ -24,12 +24,13 @@ from comparison.results_file import read_results, write_results
 from comparison.run import forecast, session
 from comparison.run.launch import HelperFailed
 from comparison.run.lock import DirectoryLock
+from comparison.run.scripts import useless_variants
 from comparison.run.session import continued, run_comparison
 from comparison.run.stopping import look, with_another_block, with_next_block
 from comparison.show import report as shown
 from comparison.show.remarks import definitions, faults
 from comparison.show.terminal import terminal_text
-from tests.reports import PROBE, configuration, each_epoch, report_of, runs
+from tests.reports import PROBE, configuration, each_epoch, report_of, runs, script
 
 DDP = configuration("ddp")
 STEPS = [{"model": "lenet", "batch": 100, "milliseconds": 50.0}]
@@ -193,6 +194,18 @@ def test_a_variant_of_a_script_that_never_ran_well_is_left_out(run, tmp_path, mo
     assert [row.skip for row in report.plan] == ["", "it has no DataLoader"]
     assert [(outcome.configuration, outcome.block) for outcome in report.outcomes] == [("single", 1), ("single", 2)]
     assert not report.left
+
+
+def test_a_variant_that_changes_nothing_is_left_out():
+    plain, made = script("mine", 20.0, threads_per_process=1)
+    for kind, changed, why in (
+        ("thread", {}, "the script keeps 1 thread"),
+        ("workers", {}, "the script keeps 0 loader workers"),
+        ("workers", {"workers_per_process": 2}, ""),
+        ("memory", {}, ""),
+    ):
+        variant = replace(plain, name=f"script-mine-{kind}"), [replace(run, **changed) for run in made]
+        assert useless_variants(report_of((plain, made), variant)) == ({variant[0].name: why} if why else {})
 
 
 @pytest.mark.parametrize("good", [True, False])
