@@ -611,7 +611,15 @@ def slice_of(steps, seconds):
     """Return the observer's record of a slice of so many steps, each of which takes so many seconds."""
     phases = {name: 1000 * seconds * (name == "forward") for name in OBSERVED}
     trained = {"optimizer": "SGD", "optimizers": 1, "parameters": 5, "dtype": "float32", "threads": 1, "workers": 0}
-    where = {"devices": ["cpu"], "gpu_uuids": [], "peaks": [1], "reserved": [], "loader": None, "start": 0.0}
+    where = {
+        "devices": ["cpu"],
+        "gpu_uuids": [],
+        "peaks": [1],
+        "reserved": [],
+        "loader": None,
+        "batches": 1.0,
+        "start": 0.0,
+    }
     totals = {name: steps * value for name, value in phases.items()}
     times = {"seconds": steps * seconds, "phases": totals, "series": steps * [list(phases.values())]}
     used = {"evaluated": steps * [0.0], "batch": 10, "cpu_seconds": steps * seconds, "queue_seconds": None}

@@ -10,6 +10,7 @@ import torch
 
 from common.machine.turns import TURNS, Gate
 from common.observer import training_observer
+from common.observer.training_changes import Change
 from tests.pretended_gpus import pretended_gpus
 
 GPU = torch.device("cuda:0")
@@ -20,7 +21,7 @@ def observer(tmp_path, monkeypatch):
     """The observer of a script in slices of three steps."""
     (tmp_path / "plan.json").write_text(json.dumps({"steps": 3, "alone": 0.0}))
     monkeypatch.setattr(training_observer.gc, "get_objects", list)  # networks of other tests may be alive
-    change = SimpleNamespace(exchange=lambda optimizer: False, network=lambda *_: None)
+    change = Change(torch, str(tmp_path))
     observer = training_observer.Observer(torch, str(tmp_path), change)
     observer.wait = lambda: setattr(observer, "slice_steps", 0)
     return observer
