@@ -23,7 +23,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # takes no closure
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # Accelerate passes one, which is None
         """Update every weight that has a gradient."""
         for group in self.param_groups:
             for weights in group["params"]:

@@ -76,6 +76,20 @@ def _frozen_statistics(block):
             norm.momentum, norm.num_batches_tracked = values
 
 
+class Scaler(torch.amp.GradScaler):
+    """Skips a step if gradients are infinite on any device of the optimizer.
+
+    GradScaler passes fused optimizers the number of such devices, and they skip the step only if it is 1.
+    """
+
+    def _unscale_grads_(self, *arguments):
+        found = super()._unscale_grads_(*arguments)
+        if len(found) < 2:
+            return found
+        device = self._scale.device
+        return {device: torch.stack([infinite.to(device) for infinite in found.values()]).amax(0)}
+
+
 def build_model(config: RunConfig, images: ImageSet) -> Network:
     """Return the network of `config` for these images: see build_network()."""
     network = build_network(str(config.model), images.image_shape, config.seed, config.precision, len(images.classes))
@@ -83,7 +97,7 @@ def build_model(config: RunConfig, images: ImageSet) -> Network:
     if config.recompute:
         out_of_place(network)
     if config.precision == "fp16":
-        network.scaler = torch.amp.GradScaler(available_devices(config.device)[0].type)
+        network.scaler = Scaler(available_devices(config.device)[0].type)
     return network
 
 

@@ -13,7 +13,7 @@ from common.engine import setup as process
 from common.engine.setup import check_precision
 from common.engine.step import build_loss, build_optimizer
 from common.errors import MACHINE, SuiteError
-from common.models.build import AUTOCAST, Network, build_model, build_network
+from common.models.build import AUTOCAST, Network, Scaler, build_model, build_network
 from common.ranks.stages import TwoStage
 from comparison.judge.summaries import PEAKS
 from tests.fixtures import make_config
@@ -132,6 +132,19 @@ def test_all_ranks_skip_the_steps_that_one_device_skips(command, train, train_he
     assert (all_steps["3.bias"] - expected["3.bias"]).abs().max() > 0.0009  # at least a step of Adam's
     for name, value in expected.items():
         assert (weights[name] - value).abs().max() < 0.0005, name
+
+
+@pytest.mark.parametrize("infinite", [(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_a_step_is_skipped_if_it_is_infinite_on_any_device(kind, infinite, monkeypatch):
+    found = dict(enumerate(map(torch.tensor, infinite)))  # by device; torch itself makes a number of each
+    monkeypatch.setattr(torch.amp.GradScaler, "_unscale_grads_", lambda *_: found)
+    scaler, weight = Scaler("cpu"), torch.nn.Parameter(torch.ones(3))
+    scaler.scale(torch.ones(()))
+    optimizer = build_optimizer([weight], make_config(optimizer=kind, lr=0.1))
+    weight.grad = torch.full_like(weight, math.inf if any(infinite) else 1.0)
+    scaler.step(optimizer)
+    assert torch.equal(weight, torch.ones(3)) == any(infinite) and weight.isfinite().all()
 
 
 @pytest.mark.slow

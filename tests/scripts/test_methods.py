@@ -144,7 +144,9 @@ def test_fsdp_equals_ddp_with_other_optimizers_and_precisions(flags, train):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py"])
+@pytest.mark.parametrize(
+    "command", ["ddp_train.py --zero", "fsdp_train.py", "pipeline_train.py", "accelerate_train.py"]
+)
 def test_muon_equals_one_device(command, train, train_here):
     same = (*SAME_STEPS, "--optimizer", "muon", "--lr", 0.001)
     _, weights, _ = train(f"{command} --spawn 2", *same)
