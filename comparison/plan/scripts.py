@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import json
+import platform
 import re
 import shlex
 import shutil
@@ -93,7 +94,8 @@ def variants_of(row: Configuration, machine: Machine, ranks: int | None) -> list
         changed[RANKS] = (f"data parallel ×{devices}, tried", (threads, _change(ranks=devices), *CLOSED, *torchrun))
     if not machine.gpus:
         one_thread = {THREAD: ("1 thread", ("OMP_NUM_THREADS=1",))} if cores > 1 else {}
-        changed = {MEMORY: ("freed memory kept", (KEEP_MEMORY,)), **one_thread, **changed}
+        memory = {MEMORY: ("freed memory kept", (KEEP_MEMORY,))} if platform.libc_ver()[0] == "glibc" else {}
+        changed = {**memory, **one_thread, **changed}
     why_not = f"needs {devices} GPUs, found {machine.gpus}" if 0 < machine.gpus < devices else ""
     if any(re.fullmatch(LAUNCHERS, Path(word).name) for word in row.command):
         why_not = "the script has ranks of its own"

@@ -282,7 +282,8 @@ def test_a_script_is_named_explicitly_or_after_its_file(typed, name, command, mo
         assert (row.label, list(row.command), row.planned.device) == (name, command, device)
 
 
-def test_variants_of_a_single_script():
+def test_variants_of_a_single_script(monkeypatch):
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
 
     def made(gpus, cores, ranks=None, bf16=False):
         machine = Machine(gpus, cores, bf16=bf16)
@@ -303,6 +304,9 @@ def test_variants_of_a_single_script():
     assert {"--nproc_per_node=2", "GLOO_SOCKET_IFNAME=lo"} <= {*tried}
     assert list(made(0, 4, bf16=True))[3:5] == ["channels last", "bf16 autocast, tried"]
     assert list(made(0, 1)) == ["freed memory kept", "1 loader worker", "data parallel ×2, tried"]
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("platform.libc_ver", lambda: ("", ""))  # as on macOS
+        assert list(made(0, 1)) == ["1 loader worker", "data parallel ×2, tried"]
     assert list(made(1, 8)) == ["8 loader workers"]
     on_gpus = made(2, 8)
     assert list(on_gpus) == ["8 loader workers", "data parallel ×2, tried"]
