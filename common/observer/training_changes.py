@@ -20,7 +20,7 @@ class Change:
         self.torch, self.directory = torch, directory
         self.workers, self.ranks, self.bf16, self.channels_last = workers, ranks, bf16, channels_last
         self.joined = False
-        self.changed_loader = False  # whether a loader got other workers, or a rank's share of each batch
+        self.shares = False  # whether a loader gets a rank's share of each batch
         self.exchanged = None  # the optimizer of gradients that were exchanged before GradScaler checked them
 
     def loader(self, init):
@@ -32,24 +32,14 @@ class Change:
             bound = signature.bind(*given, **named)
             arguments = bound.arguments
             if self.workers is not None and not isinstance(arguments["dataset"], iterable):  # would repeat the data
-                self.changed_loader |= arguments.get("num_workers", 0) != self.workers
                 arguments["num_workers"] = self.workers
             batch = arguments.get("batch_size", 1)
             if self.ranks and arguments.get("batch_sampler") is None and (batch or 0) >= self.ranks:
                 arguments["batch_size"] = batch // self.ranks
-                self.changed_loader = True
+                self.shares = True
             return init(*bound.args, **bound.kwargs)
 
         return changed
-
-    def check(self):
-        """Raise RuntimeError if the first step of training shows that the change has no effect."""
-        if self.changed_loader:
-            return
-        if self.workers is not None:
-            raise RuntimeError(f"it has no DataLoader whose num_workers could become {self.workers}")
-        if self.ranks:
-            raise RuntimeError("it has no DataLoader with a batch_size that ranks could share")
 
     def network(self, network, optimizers):
         """Change a network that the script calls, after its optimizer's first steps."""
@@ -90,7 +80,8 @@ class Change:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         distributed = self.torch.distributed
         if not self.joined:
-            self.check()
+            if not self.shares:
+                raise RuntimeError("it has no DataLoader with a batch_size that ranks could share")
             if distributed.is_initialized():
                 raise RuntimeError("the script has a process group of its own: start it with several ranks instead")
             if isinstance(optimizer, self.torch.optim.LBFGS):

@@ -281,7 +281,6 @@ class Observer:
         self.others = 0 if steps else self.others + 1
         if first and not self.file:
             self.thread = self.thread or threading.get_ident()
-            self.change.check()
             self.find_rank(optimizer)
         if optimizer not in self.optimizers:
             self.optimizers.add(optimizer)
